@@ -123,9 +123,15 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
     assert_close(everything(), plain, 1e-6)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "lengths, reverse",
+    [
+        ((1, 7, packing.LARGEST_KERNEL), False),
+        ((7, 2 * packing.LARGEST_KERNEL + 44), True),
+    ],
+)
 def test_a_recursion_without_a_loop_on_a_gpu_is_equal(
-    reverse: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return x[0] + x[1] * carry, carry
@@ -138,7 +144,6 @@ def test_a_recursion_without_a_loop_on_a_gpu_is_equal(
         compiled = compiled(jnp.ones((1, 3)), *xs).compile()
         return compiled(jnp.ones((1, 3)), *xs), compiled.as_text()
 
-    lengths = 1, 7, packing.LARGEST_KERNEL, 2 * packing.LARGEST_KERNEL + 44
     plain = [accumulated(length) for length in lengths]
     monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
     for length, (expected, looped) in zip(lengths, plain, strict=True):

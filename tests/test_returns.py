@@ -247,7 +247,7 @@ NUMBERS = st.floats(-10, 10, width=32)
 STEPS = st.tuples(NUMBERS, FLAGS, NUMBERS, st.floats(-3, 3, width=32))
 
 
-@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 @hypothesis.given(steps=st.lists(STEPS, min_size=6, max_size=6), last_value=NUMBERS)
 def test_any_flags_at_all(steps: list[Any], last_value: float) -> None:
     """Even flags that no environment sends: ends and rewards on reset steps, resets in

@@ -78,16 +78,16 @@ def naive(x: Rollout, last: np.ndarray) -> np.ndarray:
 
 def test_value_targets_are_signed_lambda_returns_of_the_search() -> None:
     algorithm = AlphaZero(**TINY, discount=DISCOUNT, gae_lambda=DECAY).make(spec())
-    variables, x = algorithm.init(jax.random.key(0)), rollout()
+    variables, x = jax.jit(algorithm.init)(jax.random.key(0)), rollout()
     blank = jax.eval_shape(
         lambda: algorithm.policy(variables, jnp.asarray(x.obs[0]), (), Context())
     )[2]
     assert blank.keys() == x.extras.keys()
-    last = algorithm.policy(variables, jnp.asarray(x.obs[-1]), (), Context())[2]["value"]
+    last = jax.jit(algorithm.policy)(variables, jnp.asarray(x.obs[-1]), (), Context())[2]["value"]
     batch = jax.jit(algorithm.postprocess)(variables, jax.tree.map(jnp.asarray, x), Context())
     actual = np.asarray(batch["value_target"]).reshape(B, T).T
     np.testing.assert_allclose(actual, naive(x, np.asarray(last)), rtol=1e-4, atol=1e-5)
-    losses, mask, aux = algorithm.loss(variables, batch, Context())
+    losses, mask, aux = jax.jit(algorithm.loss)(variables, batch, Context())
     assert np.isfinite(losses).all() and (mask == x.valid.T.reshape(-1)).all()
     assert {"search/depth", "search/value", "loss/policy", "loss/value"} <= aux.metrics.keys()
 
@@ -97,14 +97,14 @@ def test_a_replayed_window_learns_from_its_first_step() -> None:
     replay = {"replay_capacity": 1_000, "n_step": T - 1}
     algorithm = AlphaZero(**TINY, **replay, discount=DISCOUNT, gae_lambda=DECAY).make(spec())
     assert algorithm.window == T and algorithm.replay is not None
-    variables, x = algorithm.init(jax.random.key(0)), rollout()
+    variables, x = jax.jit(algorithm.init)(jax.random.key(0)), rollout()
     batch = jax.jit(algorithm.postprocess)(variables, jax.tree.map(jnp.asarray, x), Context())
     short = jax.tree.map(lambda y: y[:-1], x)
     np.testing.assert_allclose(
         batch["value_target"], naive(short, x.extras["value"][-1])[0], rtol=1e-4, atol=1e-5
     )
     np.testing.assert_array_equal(batch["obs"], x.obs[0])
-    losses, mask, aux = algorithm.loss(variables, batch, Context())
+    losses, mask, aux = jax.jit(algorithm.loss)(variables, batch, Context())
     assert (
         np.isfinite(losses).all()
         and (mask == x.valid[0]).all()
@@ -123,7 +123,7 @@ def test_flags_of_replay_and_of_passes_exclude_each_other() -> None:
 def made(**fields: Any) -> tuple[Any, Any, Variables]:
     source = find(own.Turns())
     algorithm = AlphaZero(**{**TINY, **fields}).make(source.spec)
-    return algorithm, source.device(), algorithm.init(jax.random.key(0))
+    return algorithm, source.device(), jax.jit(algorithm.init)(jax.random.key(0))
 
 
 def searched(

@@ -76,7 +76,9 @@ def losses(config: DQN, w: Rollout, seed: int = 0) -> tuple[Any, ...]:
     @jax.jit
     def compute(w: Rollout) -> Any:
         context = Context(jax.random.split(jax.random.key(2), N), target=target)
-        return algorithm.loss(variables, algorithm.postprocess(variables, w, context), context)
+        return jax.jit(algorithm.loss)(
+            variables, algorithm.postprocess(variables, w, context), context
+        )
 
     loss, mask, aux = compute(w)
     np.testing.assert_array_equal(mask, w.valid[0])

@@ -59,7 +59,7 @@ def test_ranks(values: int) -> None:
 
 def experience(algorithm: Algorithm) -> tuple[Any, Rollout]:
     """Variables, and random rewards of environments with noise on their parameters."""
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     begin = algorithm.behaviour
     assert begin is not None
     context = sgd.init(algorithm, jax.random.key(0)).context(jax.random.key(5))
@@ -280,7 +280,7 @@ def test_it_finds_the_optimum(name: str) -> None:
         "total_env_steps": 16 * 150,
     }
     *_, last = on_device(make_session(algorithm, source, num_devices=2, **sizes))
-    action, _, _ = algorithm.policy(last.variables(), jnp.ones((1, 1)), (), Context())
+    action, _, _ = jax.jit(algorithm.policy)(last.variables(), jnp.ones((1, 1)), (), Context())
     np.testing.assert_allclose(action[0], CENTRE, atol=0.1)
 
 

@@ -50,9 +50,9 @@ def test_ape_x_ladder() -> None:
 
 def test_each_environment_keeps_its_epsilon() -> None:
     algorithm = DQN(hidden_sizes=(8,), epsilon_ladder=True, epsilon_start=1.0).make(spec())
-    variables, epsilon = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
+    variables, epsilon = jax.jit(algorithm.init)(jax.random.key(0)), algorithm.initial_core(4)
     obs, keys = jnp.ones((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
-    greedy, _, _ = algorithm.policy(variables, obs[:4], epsilon, Context())
+    greedy, _, _ = jax.jit(algorithm.policy)(variables, obs[:4], epsilon, Context())
     action, core, _ = jax.jit(algorithm.policy)(
         variables, obs, jnp.tile(epsilon, MANY // 4), Context(keys)
     )
@@ -119,14 +119,14 @@ def test_repeated_action_ends_if_illegal_or_at_episode_end() -> None:
     algorithm = DQN(hidden_sizes=(8,), ez_greedy=True, epsilon_start=0.0, epsilon_end=0.0).make(
         spec()
     )
-    variables, start = algorithm.init(jax.random.key(0)), algorithm.initial_core(4)
+    variables, start = jax.jit(algorithm.init)(jax.random.key(0)), algorithm.initial_core(4)
     core = start._replace(
         action=jnp.array([0, 1, 2, 0], jnp.int32), left=jnp.array([3, 3, 3, 0], jnp.int32)
     )
     keys = jax.random.split(jax.random.key(1), 4)
-    greedy, unchanged, _ = algorithm.policy(variables, jnp.ones((4, 3)), core, Context())
+    greedy, unchanged, _ = jax.jit(algorithm.policy)(variables, jnp.ones((4, 3)), core, Context())
     jax.tree.map(np.testing.assert_array_equal, unchanged, core)
-    action, after, _ = algorithm.policy(variables, jnp.ones((4, 3)), core, Context(keys))
+    action, after, _ = jax.jit(algorithm.policy)(variables, jnp.ones((4, 3)), core, Context(keys))
     np.testing.assert_array_equal(action, [0, 1, 2, greedy[3]])
     np.testing.assert_array_equal(after.left, [2, 2, 2, 0])
     kept = after_step(algorithm, after, start, action, step(valid=[True, False, True, False]))
@@ -178,11 +178,14 @@ def test_noise_is_added_and_begins_anew_with_each_episode(noise: Any) -> None:
         jnp.ones((4, 3)),
         jax.random.split(jax.random.key(1), 4),
     )
-    variables, scale = algorithm.init(jax.random.key(0)), ActionScale.of(config, CONTINUOUS)
+    variables, scale = (
+        jax.jit(algorithm.init)(jax.random.key(0)),
+        ActionScale.of(config, CONTINUOUS),
+    )
     start = algorithm.initial_core(4)
     core = jax.tree.map(lambda x: x + 0.3, start)
-    greedy, untouched, _ = algorithm.policy(variables, obs, core, Context())
-    action, core, _ = algorithm.policy(variables, obs, core, Context(keys))
+    greedy, untouched, _ = jax.jit(algorithm.policy)(variables, obs, core, Context())
+    action, core, _ = jax.jit(algorithm.policy)(variables, obs, core, Context(keys))
     drawn = 0.1 * np.stack([jax.random.normal(key, (2,)) for key in keys])
     if noise == "ornstein_uhlenbeck":
         drawn += 0.85 * 0.3
@@ -224,7 +227,7 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
     """
     algorithm, keys = CORRELATED[name].make(CONTINUOUS), jax.random.split(jax.random.key(1), (3, 4))
     variables, obs, start = (
-        algorithm.init(jax.random.key(0)),
+        jax.jit(algorithm.init)(jax.random.key(0)),
         jnp.ones((4, 3)),
         algorithm.initial_core(4),
     )
@@ -233,12 +236,12 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
     def noise_of(core: Any) -> np.ndarray:
         return np.asarray(core if name == "sac" else core[0])
 
-    _, untouched, _ = algorithm.policy(variables, obs, start, Context())
+    _, untouched, _ = jax.jit(algorithm.policy)(variables, obs, start, Context())
     np.testing.assert_array_equal(noise_of(untouched), 0.0)
     core, noise = start, np.zeros((4, 2))
     for t, now in enumerate(keys):
-        greedy, _, _ = algorithm.policy(variables, obs, core, Context())
-        action, core, extras = algorithm.policy(variables, obs, core, Context(now))
+        greedy, _, _ = jax.jit(algorithm.policy)(variables, obs, core, Context())
+        action, core, extras = jax.jit(algorithm.policy)(variables, obs, core, Context(now))
         fresh = np.stack([jax.random.normal(key, (2,)) for key in now])
         noise = 0.6 * noise + 0.8 * fresh if t else fresh
         np.testing.assert_allclose(noise_of(core), noise, atol=1e-6)
@@ -261,14 +264,17 @@ def test_noise_of_consecutive_actions_is_correlated(name: str) -> None:
 def test_losses_do_not_see_the_noise_that_a_policy_keeps(name: str) -> None:
     config = CORRELATED[name]
     plain = dataclasses.replace(config, noise_correlation=None).make(CONTINUOUS)
-    variables, rollout = plain.init(jax.random.key(0)), random_rollout(plain, CONTINUOUS, 5, 3)
+    variables, rollout = (
+        jax.jit(plain.init)(jax.random.key(0)),
+        random_rollout(plain, CONTINUOUS, 5, 3),
+    )
     kept = rollout._replace(
         core=(jnp.ones((3, 2)), rollout.core), final_core=(jnp.ones((3, 2)), rollout.final_core)
     )
 
     def losses(algorithm: Algorithm, rollout: Rollout) -> jax.Array:
         batch = by_hand(algorithm.postprocess)(variables, rollout, Context())
-        return algorithm.loss(variables, batch, Context())[0]
+        return jax.jit(algorithm.loss)(variables, batch, Context())[0]
 
     np.testing.assert_array_equal(losses(config.make(CONTINUOUS), kept), losses(plain, rollout))
 
@@ -354,7 +360,7 @@ def acting(name: str) -> Any:
     greedy action lies close to the upper bounds.
     """
     algorithm = POLICIES[name].make(CONTINUOUS)
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     head = variables.params["actor"]["head"]["params"]
     head["bias"] = head["bias"].at[:2].set(1.0)
     obs, core = jnp.ones((MANY, 3)), algorithm.initial_core(MANY)
@@ -395,7 +401,7 @@ def test_actions_stay_within_bounds(name: str) -> None:
 
 def test_random_discrete_actions_before_learning() -> None:
     algorithm = SAC(hidden_sizes=(8,), learning_starts=1000).make(spec())
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     bias = variables.params["actor"]["head"]["params"]["bias"]
     variables.params["actor"]["head"]["params"]["bias"] = bias + jnp.array([0.0, 1.0, 2.0])
     obs, keys = jnp.zeros((MANY, 3)), jax.random.split(jax.random.key(1), MANY)
@@ -449,7 +455,9 @@ def root_mean_square(variables: Any, rollout: Any) -> float:
         actor = perturbed({"actor": variables.params["actor"]}, key, variables.stats[0])
         pair = [
             scale.from_env(
-                algorithm.policy(Variables(params, ()), rollout.obs[:1, b], (), Context())[0]
+                jax.jit(algorithm.policy)(Variables(params, ()), rollout.obs[:1, b], (), Context())[
+                    0
+                ]
             )[0]
             for params in (variables.params, actor)
         ]

@@ -58,11 +58,16 @@ NONE: dict[str, dict[str, bool]] = {name: {} for name in _NONE}
 NONE |= {"dqn": {"parameter_noise": True}}
 
 
-def made(name: str, env: EnvSpec, fields: dict[str, Any]) -> tuple[Algorithm, Variables]:
-    """An algorithm that scales observations, and variables away from their start."""
-    algorithm = wrappers.normalize_observations(
+def scaled(name: str, env: EnvSpec, fields: dict[str, Any]) -> Algorithm:
+    """An algorithm that scales observations."""
+    return wrappers.normalize_observations(
         config_class(name)(hidden_sizes=(4,), **fields).make(env), env
     )
+
+
+def made(name: str, env: EnvSpec, fields: dict[str, Any]) -> tuple[Algorithm, Variables]:
+    """An algorithm that scales observations, and variables away from their start."""
+    algorithm = scaled(name, env, fields)
     variables = jax.jit(algorithm.init)(jax.random.key(0))
     seen, others = variables.stats
     stats = jax.tree.map(lambda x: x + 1.5, seen), others
@@ -124,5 +129,5 @@ def test_draws_have_these_probabilities(name: str) -> None:
 @pytest.mark.parametrize("name", NONE)
 def test_others_have_none(name: str) -> None:
     env = CONTINUOUS if name in ("ddpg", "td3") else DISCRETE
-    assert made(name, env, NONE[name])[0].log_prob is None
+    assert scaled(name, env, NONE[name]).log_prob is None
     assert {*NONE} | {kind for kind, *_ in CASES.values()} == {*ALGORITHMS}

@@ -98,7 +98,7 @@ def roll(
         mask[:, 0], mask[:, NEVER] = True, False
         obs = {"observation": numbers, "mask": mask}
         before = core
-        action, core, extras = algorithm.policy(
+        action, core, extras = jax.jit(algorithm.policy)(
             variables,
             obs,
             core,
@@ -154,7 +154,7 @@ def test_losses_ignore_outputs_of_illegal_actions(name: str) -> None:
     spec = find(parts.Grid("state")).spec
     config = algorithms.config_class(algorithm_name)(hidden_sizes=(5,), **fields)
     algorithm = config.make(spec)
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     rollout = roll(algorithm, variables, spec, (algorithm.window or 4) if algorithm.replay else 4)
     target = algorithm.initial_target(variables.params)
     atoms = fields.get("num_atoms", 1)

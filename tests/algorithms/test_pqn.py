@@ -71,7 +71,7 @@ def test_errors_are_those_of_rlax() -> None:
     error = jax.vmap(rlax.q_lambda, in_axes=1, out_axes=1)(
         q[:-1], w.action, w.reward, discount, q[1:], trace
     )
-    losses, mask, aux = algorithm.loss(variables, batch, Context())
+    losses, mask, aux = jax.jit(algorithm.loss)(variables, batch, Context())
     np.testing.assert_array_equal(by_time(mask), w.valid)
     np.testing.assert_allclose(
         by_time(losses)[w.valid], 0.5 * np.square(error)[w.valid], rtol=1e-3, atol=1e-5
@@ -84,9 +84,9 @@ def test_epsilon_falls_linearly() -> None:
     algorithm = PQN(hidden_sizes=(8,), epsilon_start=0.9, epsilon_end=0.3, epsilon_steps=1000).make(
         SPEC
     )
-    variables, obs = algorithm.init(jax.random.key(0)), jnp.ones((20_000, 3))
+    variables, obs = jax.jit(algorithm.init)(jax.random.key(0)), jnp.ones((20_000, 3))
     act, keys = jax.jit(algorithm.policy), jax.random.split(jax.random.key(1), 20_000)
-    greedy, _, extras = algorithm.policy(variables, obs[:1], (), Context())
+    greedy, _, extras = jax.jit(algorithm.policy)(variables, obs[:1], (), Context())
     for env_step, epsilon in ((0.0, 0.9), (500.0, 0.6), (1e6, 0.3)):
         action, _, sampled = act(variables, obs, (), Context(keys, jnp.float32(env_step)))
         assert abs(float((action != greedy[0]).mean()) - epsilon * 2 / 3) < 0.015

@@ -126,7 +126,7 @@ def test_the_loss_is_that_of_a_naive_loop(mixer: Any, double: bool, rescale: boo
     algorithm = config.make(spec)
     variables, other = (algorithm.init(jax.random.key(seed)) for seed in (0, 1))
     batch = batch_of(spec, size)
-    losses, mask, aux = algorithm.loss(variables, batch, Context(target=other.params))
+    losses, mask, aux = jax.jit(algorithm.loss)(variables, batch, Context(target=other.params))
     for row in range(size):
         online, target = [], []
         for agent in range(2):
@@ -179,12 +179,14 @@ def test_a_recurrent_team_acts_in_any_number_of_environments(core_inputs: str) -
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), (obs, core)
     )
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     exported = jax_export.export(
         jax.jit(lambda *x: algorithm.policy(variables, *x, Context())[:2])
     )(*shapes)
     for found, wanted in zip(
-        exported.call(obs, core), algorithm.policy(variables, obs, core, Context()), strict=False
+        exported.call(obs, core),
+        jax.jit(algorithm.policy)(variables, obs, core, Context()),
+        strict=False,
     ):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
 
@@ -247,9 +249,9 @@ def test_the_loss_of_a_recurrent_team_is_that_of_a_naive_loop(mixer: Any) -> Non
 def test_actions_are_legal_greedy_and_each_agent_s_own() -> None:
     spec = find(team.Meeting(), wrappers=JOINT).spec
     algorithm, obs = SMALL.make(spec), batch_of(spec, 400)["obs"]
-    variables = algorithm.init(jax.random.key(0))
-    greedy, _, _ = algorithm.policy(variables, obs, (), Context())
-    drawn, _, _ = algorithm.policy(
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    greedy, _, _ = jax.jit(algorithm.policy)(variables, obs, (), Context())
+    drawn, _, _ = jax.jit(algorithm.policy)(
         variables, obs, (), Context(jax.random.split(jax.random.key(1), 400), 0.0)
     )
     legal = obs["mask"].reshape(400, 2, 3)
@@ -275,11 +277,11 @@ def test_each_agent_repeats_its_own_random_action() -> None:
         batch_of(spec, 400)["obs"],
     )
     obs = obs | {"mask": np.ones_like(obs["mask"])}
-    variables, core = algorithm.init(jax.random.key(0)), algorithm.initial_core(400)
-    first, core, _ = algorithm.policy(
+    variables, core = jax.jit(algorithm.init)(jax.random.key(0)), algorithm.initial_core(400)
+    first, core, _ = jax.jit(algorithm.policy)(
         variables, obs, core, Context(jax.random.split(jax.random.key(1), 400), 0.0)
     )
-    second, after, _ = algorithm.policy(
+    second, after, _ = jax.jit(algorithm.policy)(
         variables, obs, core, Context(jax.random.split(jax.random.key(2), 400), 0.0)
     )
     goes_on = np.asarray(core.left) > 0
@@ -430,8 +432,8 @@ def check_acts_as_a_team(other: str, env: Any, agents: str) -> None:
     spec = source.spec.policies["other"]
     assert spec.num_agents == 1
     acting, obs = make_algorithm(config, source.spec)["other"], spaces.zeros(spec.observation, 3)
-    variables = acting.init(jax.random.key(0))
-    action, _, _ = acting.policy(
+    variables = jax.jit(acting.init)(jax.random.key(0))
+    action, _, _ = jax.jit(acting.policy)(
         variables, obs, acting.initial_core(3), Context(jax.random.split(jax.random.key(1), 3))
     )
     assert action.shape == (3, 2)

@@ -73,7 +73,9 @@ def losses(config: R2D2, variables: Any, target: Any, windows: Rollout) -> Any:
     algorithm = config.make(SPEC)
     keys = jax.random.split(jax.random.key(0), N)
     context = Context(keys, target=target)
-    return algorithm.loss(variables, algorithm.postprocess(variables, windows, context), context)
+    return jax.jit(algorithm.loss)(
+        variables, algorithm.postprocess(variables, windows, context), context
+    )
 
 
 def naive_values(params: Any, windows: Rollout, env: int, dueling: bool) -> np.ndarray:

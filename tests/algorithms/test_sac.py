@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from probes import perturbed, random_rollout, spec, window_return
 
 from jaxrl_dist.algorithms.sac import SAC
@@ -41,7 +42,7 @@ class Problem(NamedTuple):
 @functools.cache
 def problem(config: SAC, env: EnvSpec) -> Problem:
     algorithm = config.make(env)
-    params = algorithm.init(jax.random.key(0)).params
+    params = jax.jit(algorithm.init)(jax.random.key(0)).params
     target, params = perturbed(algorithm.initial_target(params), 1), perturbed(params, 2)
     plain = dataclasses.replace(config, cql_floor=False).make(env)
     windows = random_rollout(plain, env, config.n_step, N, end_chance=0.4)
@@ -55,7 +56,7 @@ def problem(config: SAC, env: EnvSpec) -> Problem:
     def loss(params: Any) -> tuple[jax.Array, jax.Array, Aux]:
         variables = Variables(params, ())
         context = Context(keys, target=target)
-        return algorithm.loss(
+        return jax.jit(algorithm.loss)(
             variables, algorithm.postprocess(variables, windows, context), context
         )
 
@@ -179,7 +180,7 @@ def test_each_loss_moves_its_own_parameters_only(env: EnvSpec) -> None:
 
 def test_a_fixed_temperature_stays() -> None:
     p = problem(SAC(**NET, temperature=0.3), CONTINUOUS)
-    assert p.algorithm.init(jax.random.key(0)).params["log_temperature"] == pytest.approx(
+    assert jax.jit(p.algorithm.init)(jax.random.key(0)).params["log_temperature"] == pytest.approx(
         np.log(0.3)
     )
     gradient = jax.grad(lambda params: p.loss(params)[0].sum())(p.params)
@@ -209,14 +210,14 @@ def test_an_update_moves_each_group_at_its_own_rate() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
 
 
-@pytest.mark.parametrize("floor", [False, True])
+@pytest.mark.parametrize("floor", runs.cases([False, True], True))
 @pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_conservative_term(env: EnvSpec, floor: bool) -> None:
     """It is added to the loss and moves the critics only;
     of discrete actions it is the sum over all.
     """
     p, plain = problem(SAC(**NET, cql_weight=0.7, cql_floor=floor), env), problem(SAC(**NET), env)
-    (found, _, aux), (before, _, _) = p.loss(p.params), plain.loss(p.params)
+    (found, _, aux), (before, _, _) = p.loss(p.params), jax.jit(plain.loss)(p.params)
     np.testing.assert_allclose(found, before + 0.7 * aux.metrics["loss/cql"], rtol=1e-4, atol=1e-4)
     slopes = jax.jit(jax.grad(lambda params: p.loss(params)[2].metrics["loss/cql"].sum()))(p.params)
     assert {
@@ -266,7 +267,9 @@ def test_conservative_draws_are_weighted_by_their_densities(floor: bool) -> None
             q = np.maximum(q, w.extras["return"][0])
         terms.append(q - density)
     taken = np.float64(
-        critic.apply(p.params["critic"], w.obs[0], (w.action[0] - LOW) / (HIGH - LOW) * 2 - 1)
+        jax.jit(critic.apply)(
+            p.params["critic"], w.obs[0], (w.action[0] - LOW) / (HIGH - LOW) * 2 - 1
+        )
     )
     expected = (np.log(np.exp(terms).sum(axis=0)) - taken).sum(axis=0)
     np.testing.assert_allclose(aux.metrics["loss/cql"], expected, rtol=1e-3, atol=1e-3)

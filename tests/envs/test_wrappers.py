@@ -369,7 +369,7 @@ def test_learning_sees_clipped_rewards(bounds: str, low: float, high: float) -> 
     plain_config = jaxrl_dist.preset("a2c", "CartPole-v1", scale_rewards=True)
     config = dataclasses.replace(plain_config, clip_rewards=bounds)
     clipping, algorithm = (make_algorithm(each, spec())[""] for each in (config, plain_config))
-    variables = algorithm.init(jax.random.key(0))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     rollout = random_rollout(algorithm, spec(), 12, 4)
     clipped = rollout._replace(
         reward=np.where(rollout.valid, np.clip(rollout.reward, low, high), 0).astype(np.float32)

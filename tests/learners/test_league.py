@@ -108,18 +108,20 @@ def counting() -> Algorithm:
 
 def test_a_version_is_drawn_for_each_episode() -> None:
     algorithm, rows = league.drawn(counting(), SIZE), 3000
-    variables = algorithm.init(jax.random.key(0))._replace(params=jnp.array([0, 100, 200]))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))._replace(params=jnp.array([0, 100, 200]))
     core = algorithm.initial_core(rows)
     seen = []
     for step in range(2):
         keys = jax.random.split(jax.random.key(step), rows)
-        action, core, extras = algorithm.policy(variables, jnp.zeros(rows), core, Context(keys))
+        action, core, extras = jax.jit(algorithm.policy)(
+            variables, jnp.zeros(rows), core, Context(keys)
+        )
         np.testing.assert_array_equal(action, 100 * extras["version"] + step)
         seen.append(extras["version"])
     np.testing.assert_array_equal(*seen)
     np.testing.assert_allclose(np.bincount(seen[0]), rows / SIZE, rtol=0.1)
     newest = variables._replace(stats=variables.stats._replace(newest=jnp.int32(2)))
-    action, _, _ = algorithm.policy(
+    action, _, _ = jax.jit(algorithm.policy)(
         newest, jnp.zeros(rows), algorithm.initial_core(rows), Context()
     )
     np.testing.assert_array_equal(action, 200)
@@ -133,8 +135,8 @@ def test_which_version_is_drawn_says_nothing_about_its_action() -> None:
 
     algorithm, rows = league.drawn(dataclasses.replace(counting(), policy=policy), SIZE), 3000
     keys = jax.random.split(jax.random.key(0), rows)
-    variables = algorithm.init(jax.random.key(0))
-    action, _, extras = algorithm.policy(
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
+    action, _, extras = jax.jit(algorithm.policy)(
         variables, jnp.zeros(rows), algorithm.initial_core(rows), Context(keys)
     )
     together = np.bincount(SIZE * extras["version"] + action, minlength=SIZE**2)

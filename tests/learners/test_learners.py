@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 from probes import assert_close, box, learner_of, make_mesh, random_rollout, spec, with_sgd
 
 from jaxrl_dist import mesh as meshes
@@ -408,7 +409,7 @@ def test_sums_of_parts_are_those_of_the_whole(way: Any) -> None:
 # --- Masks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo-gru", "a2c", "pg"])
+@pytest.mark.parametrize("name", runs.cases(["ppo", "ppo-gru", "a2c", "pg"], "ppo-gru", "a2c"))
 def test_reset_steps_teach_nothing(name: str) -> None:
     """Garbage in all that a reset step holds, except for the observation that it begins with: the
     one its episode ended on, which a truncation bootstraps from through the value found while
@@ -534,7 +535,7 @@ def test_advantages_are_scaled_down_but_hardly_up(size: float) -> None:
     values = {**rollout.extras, "value": size * rollout.extras["value"]}
     rollout = rollout._replace(reward=size * rollout.reward, extras=values)
     batch = meshes.by_hand(algorithm.postprocess)(
-        algorithm.init(jax.random.key(0)), rollout, Context()
+        jax.jit(algorithm.init)(jax.random.key(0)), rollout, Context()
     )
     valid = rollout.valid.T.reshape(-1)
     error = (rollout.reward - values["value"]).T.reshape(-1).astype(np.float64)[valid]
@@ -804,7 +805,7 @@ def test_keys_differ_between_rollouts_and_replay_rounds() -> None:
         algorithm = config.make(DISCRETE)
 
         def loss(variables: Variables, batch: Any, context: Context) -> Any:
-            losses, mask, _ = algorithm.loss(variables, batch, context)
+            losses, mask, _ = jax.jit(algorithm.loss)(variables, batch, context)
             drawn = jax.vmap(jax.random.uniform)(context.keys)
             return losses, jnp.ones_like(mask), Aux({"drawn": drawn}, drawn)
 

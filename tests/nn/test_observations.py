@@ -48,7 +48,7 @@ def test_vectors_are_read_side_by_side_as_one() -> None:
     network = networks.actor_critic(NET, VECTORS, 2, shared_torso=False)
     flat = networks.actor_critic(NET, box(7), 2, shared_torso=False)
     obs = sample(VECTORS, 5)
-    params, other = network.init(jax.random.key(0)), flat.init(jax.random.key(1))
+    params, other = jax.jit(network.init)(jax.random.key(0)), jax.jit(flat.init)(jax.random.key(1))
     moved = jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(params))
     joined = np.concatenate(
         [obs["arm"]["angle"], np.eye(2)[obs["arm"]["grip"]], obs["speed"]], 1
@@ -67,11 +67,13 @@ def test_every_part_matters_together_with_the_others(name: str) -> None:
     An image may have the name of one of our layers."""
     space = {name if part == "camera" else part: inner for part, inner in SPACE.items()}
     network = networks.policy_network(NET, space, 1)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     obs, other = sample(space, 4), sample(space, 4, seed=1)
 
+    apply = jax.jit(network.apply)
+
     def output(**changed: Any) -> np.ndarray:
-        return np.asarray(network.apply(params, {**obs, **changed}))
+        return np.asarray(apply(params, {**obs, **changed}))
 
     plain = output()
     for part in space:
@@ -85,9 +87,10 @@ def test_every_part_matters_together_with_the_others(name: str) -> None:
 @pytest.mark.parametrize("space", [SPACE, VECTORS, {"only": IMAGE}])
 def test_leading_axes_do_not_matter(space: Space) -> None:
     network = networks.actor_critic(NET, space, 2, shared_torso=True)
-    params, obs = network.init(jax.random.key(0)), sample(space, 6)
-    rows = network.step(params, obs, ())[0]
-    folded = network.step(params, jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), obs), ())[0]
+    params, obs = jax.jit(network.init)(jax.random.key(0)), sample(space, 6)
+    step = jax.jit(network.step)
+    rows = step(params, obs, ())[0]
+    folded = step(params, jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), obs), ())[0]
     np.testing.assert_allclose(
         np.asarray(folded).reshape(rows.shape), np.asarray(rows), rtol=1e-5, atol=1e-6
     )
@@ -103,7 +106,7 @@ def test_a_torso_of_ones_own_gets_the_parts() -> None:
 
     network = networks.policy_network(NetworkConfig(torso=(init, apply)), SPACE, 3)
     obs = sample(SPACE, 4)
-    assert network.apply(network.init(jax.random.key(0)), obs).shape == (4, 3)
+    assert jax.jit(network.apply)(network.init(jax.random.key(0)), obs).shape == (4, 3)
 
 
 def test_torsos_are_chosen_by_part() -> None:
@@ -126,19 +129,19 @@ def test_torsos_are_chosen_by_part() -> None:
 def test_the_policy_does_not_see_what_only_the_critic_sees(fields: dict[str, Any]) -> None:
     spec = find(parts.Secret()).spec
     algorithm = config_class("ppo")(hidden_sizes=(4,), critic_sees="state", **fields).make(spec)
-    variables, core = algorithm.init(jax.random.key(0)), algorithm.initial_core(3)
+    variables, core = jax.jit(algorithm.init)(jax.random.key(0)), algorithm.initial_core(3)
     variables = jax.tree.map(lambda x: x + 0.1, variables)
     obs = {"state": jnp.full((3, 1), 0.5), "hint": jnp.ones((3, 1))}
     context = Context(jax.random.split(jax.random.key(1), 3), jnp.float32(0))
-    action, after, extras = algorithm.policy(variables, obs, core, context)
-    other, other_after, others = algorithm.policy(
+    action, after, extras = jax.jit(algorithm.policy)(variables, obs, core, context)
+    other, other_after, others = jax.jit(algorithm.policy)(
         variables, {**obs, "state": jnp.full((3, 1), -0.5)}, core, context
     )
     jax.tree.map(np.testing.assert_array_equal, (action, after), (other, other_after))
     assert np.all(extras["log_prob"] == others["log_prob"]) and not np.any(
         np.isclose(extras["value"], others["value"])
     )
-    blind, _, _ = algorithm.policy(variables, {**obs, "hint": -obs["hint"]}, core, context)
+    blind, _, _ = jax.jit(algorithm.policy)(variables, {**obs, "hint": -obs["hint"]}, core, context)
     assert not np.allclose(action["guess"], blind["guess"])
 
 
@@ -148,7 +151,7 @@ def test_replayed_critics_see_more_too(name: str) -> None:
     assert isinstance(spec.observation, dict)
     hidden = "velocity"
     algorithm = config_class(name)(hidden_sizes=(4,), critic_sees=hidden).make(spec)
-    params = algorithm.init(jax.random.key(0)).params
+    params = jax.jit(algorithm.init)(jax.random.key(0)).params
     sizes = {
         key: next(
             x.shape[0] for x in jax.tree.leaves(params[key]) if x.ndim == 2 and x.shape[1] == 4
@@ -190,9 +193,10 @@ def test_a_grey_image_is_read_as_one_channel() -> None:
     obs = np.random.default_rng(0).integers(0, 256, (5, 84, 84)).astype(np.uint8)
     assert choose_torso("auto", grey(84, 84)) == choose_torso("nature", grey(84, 84)) == "nature"
     network = networks.policy_network(NET, grey(84, 84), 2)
-    params = network.init(jax.random.key(0))
-    wanted = networks.policy_network(NET, grey(84, 84, 1), 2).apply(params, obs[..., None])
-    np.testing.assert_array_equal(network.apply(params, obs), wanted)
+    params = jax.jit(network.init)(jax.random.key(0))
+    other = networks.policy_network(NET, grey(84, 84, 1), 2)
+    wanted = jax.jit(other.apply)(params, obs[..., None])
+    np.testing.assert_array_equal(jax.jit(network.apply)(params, obs), wanted)
     assert choose_torso("auto", grey(84, 84, high=12)) == "mlp"
     assert choose_torso("auto", grey(4, 128)) == "mlp"  # a stack of an Atari game's memory
     with pytest.raises(ConfigError, match="without an axis for the channels"):

@@ -139,7 +139,7 @@ def test_every_algorithm_learns_by_it(name: str) -> None:
 
     def total(params: Any) -> jax.Array:
         examples = jax.random.split(jax.random.key(1), len(jax.tree.leaves(batch)[0]))
-        losses, mask, _ = algorithm.loss(
+        losses, mask, _ = jax.jit(algorithm.loss)(
             variables._replace(params=params), batch, Context(examples, target=target)
         )
         return jnp.sum(losses * mask)

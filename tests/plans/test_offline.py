@@ -227,7 +227,7 @@ def test_members_share_the_data_and_learn_what_lone_runs_do(tmp_path):
     assert report.step == 40 and report.env_steps == 0
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.case), 2])
 def test_members_that_learn_in_turn_learn_what_lone_runs_do(tmp_path, devices, monkeypatch):
     """Large networks on a CPU: each makes all updates of a dispatch before the next one begins."""
     dataset(tmp_path / "data")
@@ -426,7 +426,10 @@ def test_fields_that_are_left_out_by_name_are_not_refused(tmp_path):
     )  # as a sweep gives its members
 
 
-@pytest.mark.parametrize("core", [{}, CORE, {"cql_weight": 0.5, "cql_floor": True}])
+@pytest.mark.parametrize(
+    "core",
+    [pytest.param({}, marks=pytest.mark.case), CORE, {"cql_weight": 0.5, "cql_floor": True}],
+)
 def test_records_beside_new_experience(tmp_path, core):
     dataset(tmp_path / "data")
     changes = {
@@ -608,7 +611,7 @@ def steps_of_one(path, reward, **declared):
     Dataset.from_arrays(obs, action + start, pay, np.ones(300), **declared).save(path)
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "iql"])
+@pytest.mark.parametrize("algorithm", ["dqn", pytest.param("iql", marks=pytest.mark.case)])
 def test_a_policy_of_records_acts_from_the_start_of_its_space(tmp_path, algorithm):
     steps_of_one(tmp_path / "data", [0, 0, 1], action_space=gymnasium.spaces.Discrete(3, start=-1))
     run = {"env": "", "run_dir": str(tmp_path / "run"), "total_updates": 300, "learning_rate": 3e-3}
@@ -689,15 +692,15 @@ def walks(tmp_path_factory):
     return path / "data"
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+@pytest.mark.parametrize("algorithm", [pytest.param("dqn", marks=pytest.mark.case), "sac"])
 def test_exact_errors_are_of_raw_rewards(walks, tmp_path, algorithm):
     runs_of, changes = {}, {"temperature": 0.2} if algorithm == "sac" else {}
     for scale in (False, True):
         path = tmp_path / str(scale)
         run = {
             "env": own.Walk(),
-            "total_updates": 300,
-            "report_interval": 300,
+            "total_updates": 100,
+            "report_interval": 100,
             "exact": True,
             "run_dir": str(path),
         }

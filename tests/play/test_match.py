@@ -101,7 +101,7 @@ def untrained(seed: int, env: str = GAME, **fields: Any) -> Policy:
     """A policy with initial parameters."""
     config, source = resolved(Train(PPO(hidden_sizes=(8,)), env=env, **fields))
     policy = Policy(config, source, ())
-    policy.variables = policy.algorithm.init(jax.random.key(seed))
+    policy.variables = jax.jit(policy.algorithm.init)(jax.random.key(seed))
     return policy
 
 

@@ -392,7 +392,7 @@ def test_a_copy_is_renewed_after_so_many_updates(every: int) -> None:
     policies, env = {"b": "long_1", "c": "long_2"}, team.Unlike("long_1", "long_2")
     algorithms = {"b": dataclasses.replace(PPO_, num_minibatches=1), "c": f"copy(b,{every})"}
     job = prepare(Train(algorithms, env=env, policies=policies, **SIZES)).job
-    state = job.learner.init(jax.random.key(0))
+    state = jax.jit(job.learner.init)(jax.random.key(0))
     rollouts = {
         name: blank_rollout(
             job.algorithm[name], state.variables[name], zeros(spec.observation, 8), (), 8

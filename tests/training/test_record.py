@@ -39,7 +39,12 @@ def config(algorithm="ppo", **changes):
 
 
 @pytest.mark.parametrize(
-    "plan, num_devices", [("synchronous", 1), ("on_device", 1), ("on_device", 8)]
+    "plan, num_devices",
+    [
+        ("synchronous", 1),
+        pytest.param("on_device", 1, marks=pytest.mark.case),
+        ("on_device", 8),
+    ],
 )
 def test_recording_changes_nothing_and_resuming_records_apart(tmp_path, plan, num_devices):
     run_dir, path, here = (
@@ -110,8 +115,17 @@ def test_an_own_run_goes_on_to_record_below_the_directory(tmp_path, monkeypatch)
     assert resume_command(stored_config("run")) == "jaxrl-dist resume None"
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "es"])
-@pytest.mark.parametrize("num_devices, kept", [(1, 2**26), (1, 10_000), (4, 1)])
+@pytest.mark.parametrize(
+    "algorithm, num_devices, kept",
+    [
+        ("ppo", 1, 10_000),
+        ("dqn", 4, 1),
+        ("es", 1, 2**26),
+        pytest.param("ppo", 1, 2**26, marks=pytest.mark.case),
+        pytest.param("ppo", 4, 1, marks=pytest.mark.case),
+        pytest.param("dqn", 1, 10_000, marks=pytest.mark.case),
+    ],
+)
 def test_all_plans_record_the_same(tmp_path, monkeypatch, algorithm, num_devices, kept):
     """The program keeps the iterations between two reports, some of them, or one."""
     monkeypatch.setattr("jaxrl_dist.plans.recording.KEPT_BYTES", kept)
