@@ -20,8 +20,10 @@ from jaxrl_dist.config.values import Fields, marked
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.run.storage import check_place
 
-ENVS = {"ppo": "CartPole-v1", "dqn": "CartPole-v1"}
+ENVS = {"ppo": "CartPole-v1", "dqn": "CartPole-v1", "sac": "Pendulum-v1"}
 """The algorithms that have a file in ``templates``, and the environment whose values it has."""
+NOTHING = {"noise_correlation": 0.0}
+"""Values of fields that are None in the originals, and numbers in the files."""
 WIDTH = 100
 """Maximum width of a line."""
 
@@ -85,7 +87,7 @@ def written(name: str, env: str) -> str:
     values = {}
     for field in marked(template):
         default = getattr(original, field)
-        values[field] = getattr(template, field) if default is None else default
+        values[field] = NOTHING.get(field) if default is None else default
     for field, value in original.preset(spec).items():
         if field in values:
             values[field] = value

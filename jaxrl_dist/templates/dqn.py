@@ -2,8 +2,7 @@
 
 ``Agent`` is the algorithm. The package steps the environments and calls the methods of ``Agent``:
 
-    policy         T times: observations [B, ...] of B environments -> actions [B, ...]
-                   the rollout of these steps goes into the replay memory
+    policy         T times: observations [B, ...] -> actions [B], all stored in the memory
     postprocess    for each update: windows [n_step, N, ...] from the memory -> N transitions
     loss           for each update: the transitions -> one loss for each;
                    then the optimizer changes the parameters by the gradient of the mean loss

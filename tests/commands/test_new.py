@@ -10,7 +10,7 @@ from jaxrl_dist import cli, templates
 
 BAD = {
     "": "which algorithm? Such as: jaxrl-dist new ppo my_ppo.py",
-    "pqn mine.py": "new cannot write 'pqn'; name one of ppo, dqn",
+    "pqn mine.py": "new cannot write 'pqn'; name one of ppo, dqn, sac",
     "--env CartPole-v1": "which algorithm?",
     "ppo": "which file? Such as: jaxrl-dist new ppo my_ppo.py",
     "ppo mine": "mine must end in .py; name it mine.py",
