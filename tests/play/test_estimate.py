@@ -130,12 +130,7 @@ def test_ratios_need_a_behaviour_that_might_have_acted_otherwise(tmp_path: Path)
     mixed = jaxrl_dist.estimate(
         target, jaxrl_dist.record(repeats, 400, num_envs=4, random_share=0.5), **few
     )
-    same = jaxrl_dist.estimate(target, jaxrl_dist.record(target, 400, num_envs=4), **few)
-    assert (
-        [*mixed.estimates]
-        == [*same.estimates]
-        == ["behaviour", "is", "pdis", "wis", "pdwis", "fqe", "dr"]
-    )
+    assert [*mixed.estimates] == ["behaviour", "is", "pdis", "wis", "pdwis", "fqe", "dr"]
 
 
 def test_a_search_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,8 @@ def test_an_onnx_file_acts_the_same_in_another_runtime(command: str, tmp_path: P
 def untrained(name: str, env: str, **options: Any) -> jaxrl_dist.Policy:
     config = jaxrl_dist.preset(name, env, hidden_sizes=(8,), **options)
     source = find_env(config)
-    variables = source.spec.bare(make_algorithm(config, source.spec)).init(jax.random.key(0))
+    algorithm = source.spec.bare(make_algorithm(config, source.spec))
+    variables = jax.jit(algorithm.init)(jax.random.key(0))
     return jaxrl_dist.Policy(config, source, variables)
 
 

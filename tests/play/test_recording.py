@@ -30,7 +30,7 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
     assert data.steps >= 200 and not (data.truncated & (data.reward == 0)).any()
     obs = data.obs[data.valid]
     logits = [
-        policy.algorithm.log_prob(
+        jax.jit(policy.algorithm.log_prob)(
             policy.variables, jnp.asarray(obs), (), jnp.full(len(obs), a), Context(jnp.arange(1))
         )
         for a in range(2)
@@ -57,12 +57,14 @@ def test_random_actions_are_legal_and_equally_probable(
     none = own.initial_core(data.steps)
     if greedy:
         given = (
-            own.algorithm.policy(own.variables, obs, none, Context(None, jnp.zeros(())))[0]
+            jax.jit(own.algorithm.policy)(own.variables, obs, none, Context(None, jnp.zeros(())))[0]
             == action
         )
     else:
         given = np.exp(
-            own.algorithm.log_prob(own.variables, obs, none, action, Context(None, jnp.zeros(())))
+            jax.jit(own.algorithm.log_prob)(
+                own.variables, obs, none, action, Context(None, jnp.zeros(()))
+            )
         )
     assert data.log_prob is not None
     np.testing.assert_allclose(

@@ -253,7 +253,9 @@ def test_what_cannot_be_recorded_is_refused(tmp_path, capsys, changes, message):
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("plan", ["on_device", "synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    "plan", [pytest.param("on_device", marks=pytest.mark.case), "synchronous", "asynchronous"]
+)
 def test_recorded_actions_are_those_that_were_executed(tmp_path, plan):
     """Within bounds, although the density stays that of what the policy drew."""
     name = "appo" if plan == "asynchronous" else "ppo"
