@@ -363,3 +363,31 @@ def test_fields_of_examples_that_lack_an_axis_are_named() -> None:
         match=r"'weight'.*\[T.*B.*\[3.*2",
     ):
         net.examples(rollout, weight=jnp.ones(()))
+
+
+def test_make_refuses_the_value_of_one_member(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "light.py"
+    file.write_text(
+        """
+import dataclasses
+from jaxrl_dist.algorithms.ppo import PPO
+from jaxrl_dist.errors import ConfigError
+
+@dataclasses.dataclass(frozen=True)
+class Light(PPO):
+    weight: float = 0.5
+
+    def make(self, spec):
+        if self.weight > 1:
+            raise ConfigError("--weight must be at most 1")
+        return super().make(spec)
+""",
+        encoding="utf-8",
+    )
+    run_dir = tmp_path / "run"
+    command = ["train", str(file), "--env", "CartPole-v1", "--run-dir", str(run_dir)]
+    assert cli.main([*command, "--total-env-steps", "500", "--vary", "weight=0.5,2.0"]) == 2
+    assert capsys.readouterr().err == "jaxrl-dist: error: --weight must be at most 1\n"
+    assert not run_dir.exists()
