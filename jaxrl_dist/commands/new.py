@@ -37,8 +37,8 @@ class New:
     file: Annotated[str, help.Argument("FILE.py")] = ""
     """File to write."""
     env: str | None = None
-    """Environment whose preset becomes the file's defaults; None: CartPole-v1, or Pendulum-v1 of
-    sac."""
+    """Environment whose preset becomes the file's defaults; None: Pendulum-v1 for sac, CartPole-v1
+    for the others."""
 
 
 def run(args: Sequence[str]) -> int:

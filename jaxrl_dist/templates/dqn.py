@@ -42,7 +42,7 @@ from jaxrl_dist.types import (
 
 @dataclasses.dataclass(frozen=True)
 class DQN:
-    """Hyperparameters: each field is a flag, such as --learning-rate; its docstring is the help."""
+    """Deep Q-learning: each field is a flag, as --learning-rate, with its help."""
 
     hidden_sizes: tuple[int, ...] = setting((128, 128), low=1)
     """Widths of the layers that read vectors; for images, layers have the widths of papers."""

@@ -31,7 +31,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 @dataclasses.dataclass(frozen=True)
 class PPO:
-    """Hyperparameters: each field is a flag, such as --learning-rate; its docstring is the help."""
+    """Proximal policy optimisation: each field is a flag, as --learning-rate, with its help."""
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), low=1)
     """Widths of the layers that read vectors; for images, layers have the widths of papers."""

@@ -32,7 +32,7 @@ from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Ro
 
 @dataclasses.dataclass(frozen=True)
 class SAC:
-    """Hyperparameters: each field is a flag, such as --learning-rate; its docstring is the help."""
+    """Soft actor-critic: each field is a flag, as --learning-rate, with its help."""
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), low=1)
     """Widths of the hidden layers; those that read images have the widths of papers."""

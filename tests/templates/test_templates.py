@@ -23,6 +23,7 @@ from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import Box, Discrete, MultiDiscrete
+from jaxrl_dist.types import Context
 
 TEMPLATES = Path(templates.__file__).parent
 BREAKOUT = "Breakout-MinAtar"
@@ -120,7 +121,7 @@ def recorded(env: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     "plan", runs.cases((plan for plan in PLANS if plan != "own_pace"), "synchronous")
 )
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", runs.cases(ENVS, "ppo"))
 # of experience that is older than it should be
 @pytest.mark.filterwarnings("ignore::jaxrl_dist.errors.ConfigWarning")
 def test_a_file_runs_under_the_plans_of_its_original(name: str, plan: str, file: Path) -> None:
@@ -139,12 +140,33 @@ def test_a_file_runs_under_the_plans_of_its_original(name: str, plan: str, file:
         trained(kind, env, **fields)
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", runs.cases(ENVS, "ppo"))
 def test_check_algorithm_finds_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(TEMPLATES / f"{name}.py")
     assert cli.main(["check-algorithm", file, "--env", ENVS[name]]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert ": no fault found in " in line
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param((3, 36, 40), marks=pytest.mark.case), (4, 6, 2)], ids=["large", "small"]
+)
+@pytest.mark.parametrize("name", ENVS)
+def test_a_file_reads_images_as_its_original(name: str, shape: tuple[int, ...]) -> None:
+    """Bytes with channels first, and a small image; without keys."""
+    high = np.full(shape, 255, np.uint8)
+    image = Box(shape, high.dtype, np.zeros_like(high), high)
+    usual = Discrete(2) if name == "dqn" else VECTOR
+    task = dataclasses.replace(spec(), observation=image, action=usual)
+    obs = np.random.default_rng(0).integers(0, 256, (5, *shape), dtype=np.uint8)
+    found = []
+    for kind in (config_class(name), template(name)):
+        algorithm = kind(hidden_sizes=(8,), activation="relu").make(task)
+        variables = jax.jit(algorithm.init)(jax.random.key(1))
+        acted = algorithm.policy(variables, obs, algorithm.initial_core(5), Context())
+        found.append(jax.tree.leaves((variables, acted[0])))
+    for theirs, ours in zip(*found, strict=True):
+        np.testing.assert_array_equal(theirs, ours)
 
 
 VECTOR = Box((3,), np.dtype(np.float32), np.full(3, -1.0), np.full(3, 1.0))
