@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the error lines of tests/test_cli.py to tests/messages.txt",
     )
+
+
+@pytest.fixture
+def trace_for_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when a test calls it, functions choose what they choose on a GPU."""
+
+    def on_gpu(*args: Any, default: Any, cuda: Any = None, cpu: Any = None) -> Any:
+        return (cuda or default)(*args)
+
+    return lambda: monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
 
 
 # --- Quick tests -------------------------------------------------------------------------------

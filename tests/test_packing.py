@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -92,12 +93,7 @@ def test_large_arrays_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "u32[6]" in scanned(True)[1]  # without the matrix of 24 bytes
 
 
-def on_gpu(*args: Any, default: Any, cuda: Any = None, cpu: Any = None) -> Any:
-    """Chooses as ``jax.lax.platform_dependent`` does on a GPU."""
-    return (cuda or default)(*args)
-
-
-def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_computes_together_is_equal(trace_for_gpu: Callable[[], None]) -> None:
     values = jax.random.normal(jax.random.key(0), (3, 4, 5))
     index = jnp.array([[0, 1, 4, 2], [4, 4, 0, 3], [1, 2, 3, 0]])
     values = values.at[0, 0, 1].set(-jnp.inf)  # not taken, so it must not matter
@@ -119,7 +115,7 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
         optax.clip_by_global_norm(most).update(tree, optax.EmptyState())[0] for most in (0.5, 50.0)
     ]
     assert_close(plain[-1], expected, 1e-7)
-    monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
+    trace_for_gpu()
     assert_close(everything(), plain, 1e-6)
 
 
@@ -131,7 +127,7 @@ def test_what_a_gpu_computes_together_is_equal(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_recursion_without_a_loop_on_a_gpu_is_equal(
-    lengths: tuple[int, ...], reverse: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], reverse: bool, trace_for_gpu: Callable[[], None]
 ) -> None:
     def step(carry: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         return x[0] + x[1] * carry, carry
@@ -145,7 +141,7 @@ def test_a_recursion_without_a_loop_on_a_gpu_is_equal(
         return compiled(jnp.ones((1, 3)), *xs), compiled.as_text()
 
     plain = [accumulated(length) for length in lengths]
-    monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
+    trace_for_gpu()
     for length, (expected, looped) in zip(lengths, plain, strict=True):
         found, text = accumulated(length)
         assert_close(found, expected, 1e-6)
@@ -155,7 +151,9 @@ def test_a_recursion_without_a_loop_on_a_gpu_is_equal(
 
 @pytest.mark.case  # test_what_a_gpu_computes_together_is_equal
 @pytest.mark.parametrize("name", ["ppo", "dqn", "rainbow"])
-def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_the_form_for_gpus_is_equal(
+    name: str, trace_for_gpu: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Acting, learning and counting, on several devices, up to the rounding of sums."""
     source = find("CartPole-v1")
     sizes: dict[str, Any] = {"hidden_sizes": (8,), "max_gradient_norm": 0.01}
@@ -186,7 +184,7 @@ def test_a_run_in_the_form_for_gpus_is_equal(name: str, monkeypatch: pytest.Monk
 
     plain = run()
     monkeypatch.setattr(packing, "starts_kernel_per_array", lambda device: True)
-    monkeypatch.setattr(jax.lax, "platform_dependent", on_gpu)
+    trace_for_gpu()
     monkeypatch.setattr(sgd, "SUMMED_AT_ONCE", 4)
     packed = run()
     assert_close(packed[0], plain[0], 1e-4)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,12 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import files, storage, subprocesses
 from jaxrl_dist.run.storage import read_json, write_json
 from jaxrl_dist.settings.members import is_population, members
+
+
+@pytest.fixture
+def instead_of_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls a function where a sweep would start its runs."""
+    return lambda function: monkeypatch.setattr(subprocesses, "run_all", function)
 
 
 def python(code: str) -> list[str]:
@@ -159,14 +166,14 @@ def test_refusals(flags: str, message: str, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_members_get_the_flags_that_are_theirs(
-    flags: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, tmp_path: pathlib.Path, instead_of_runs: Callable[..., None]
 ) -> None:
     commands: list[list[str]] = []
 
     def collect(made: Any, *args: Any) -> None:
         commands.extend(made)
 
-    monkeypatch.setattr(subprocesses, "run_all", collect)
+    instead_of_runs(collect)
     stored, population = (
         runs.finished(runs.CARTPOLE) if "{stored}" in flags else "",
         tmp_path / "config.json",
@@ -200,10 +207,10 @@ def test_members_get_the_flags_that_are_theirs(
     ],
 )
 def test_members_get_no_flag_that_does_nothing_in_them(
-    flags: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, tmp_path: pathlib.Path, instead_of_runs: Callable[..., None]
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(subprocesses, "run_all", lambda made, *_: commands.extend(made))
+    instead_of_runs(lambda made, *_: commands.extend(made))
     words = [*flags.split(), "--run-dir", str(tmp_path)]
     assert main(["sweep", *words]) == 0
     population = request.parse(words)
@@ -216,7 +223,7 @@ def test_members_get_no_flag_that_does_nothing_in_them(
 
 
 def test_a_member_that_diverges_ends_alone_in_the_results(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, instead_of_runs: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run_all(commands: Any, logs: Any, jobs: int, stop: Any, ended: Any, failed: Any) -> None:
         failed(0, "training has diverged by environment step 9")
@@ -225,7 +232,7 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
         with pytest.raises(ConfigError, match="another process is using the run"):
             files.lock(str(tmp_path))
 
-    monkeypatch.setattr(subprocesses, "run_all", run_all)
+    instead_of_runs(run_all)
     command = [
         "sweep",
         "ppo",
@@ -245,7 +252,7 @@ def test_a_member_that_diverges_ends_alone_in_the_results(
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["diverged", "failed", "done"]
     # the next session ends early
-    monkeypatch.setattr(subprocesses, "run_all", lambda *given: given[4](0))
+    instead_of_runs(lambda *given: given[4](0))
     assert main(command) == 1
     rows = read_json(tmp_path / "population.json")["members"]
     assert [row["status"] for row in rows] == ["done", "failed", "done"]
@@ -266,10 +273,10 @@ def test_a_start_that_fails_leaves_the_directory_free(
 
 
 def test_resume_leaves_a_sweep_to_its_own_command(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: pathlib.Path, instead_of_runs: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its members have their own checkpoints, which a population's would have to share."""
-    monkeypatch.setattr(subprocesses, "run_all", lambda *args: None)
+    instead_of_runs(lambda *args: None)
     run_dir = tmp_path / "run"
     command = [
         "sweep",

@@ -216,7 +216,7 @@ def test_gymnax_against_its_own_step(env_id: str, options: dict[str, int], ends:
             assert states.episode_length[t, index] == length
 
 
-def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerators_reset_without_a_condition(trace_for_gpu: Callable[[], None]) -> None:
     """And step as CPUs do, which reset only when an environment needs it."""
     env = pure("CartPole-v1", {"max_steps_in_episode": "7"})
     actions = random_actions(env.spec.action, np.random.default_rng(0), NUM_STEPS, NUM_ENVS)
@@ -240,7 +240,7 @@ def test_accelerators_reset_without_a_condition(monkeypatch: pytest.MonkeyPatch)
     ]
     # two are the choice of the platform, by a constant: XLA removes them
     assert conditions == [3, 2, 2]
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    trace_for_gpu()
     assert_close(run_gymnax(env, actions, keys, first), on_cpu)
 
 

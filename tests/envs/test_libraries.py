@@ -65,6 +65,12 @@ class Walk:
 
 
 @pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], None]:
+    """Takes the libraries of which a function says so for installed, and no others."""
+    return lambda among: monkeypatch.setattr(libraries, "installed", among)
+
+
+@pytest.fixture
 def walk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "load", lambda library: Walk)
 
@@ -161,9 +167,9 @@ def test_what_a_library_has_not_is_refused() -> None:
 
 
 def test_a_missing_library_is_one_line_with_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installed: Callable[[Callable[[str], bool]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(libraries, "installed", lambda library: library == "pgx")
+    installed(lambda library: library == "pgx")
     for args in (
         ["train", "ppo", "--env", "brax:ant"],
         ["list", "envs", "brax"],
@@ -195,9 +201,12 @@ def test_a_missing_library_is_one_line_with_the_command(
     ],
 )
 def test_without_envpool_no_other_library_takes_its_names(
-    env: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    env: str,
+    message: str,
+    installed: Callable[[Callable[[str], bool]], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(libraries, "installed", lambda library: library != "envpool")
+    installed(lambda library: library != "envpool")
     assert cli.main(["train", "ppo", "--env", env]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line and line.startswith(f"jaxrl-dist: error: --env {env}: ")
@@ -208,21 +217,21 @@ def test_without_envpool_no_other_library_takes_its_names(
 @pytest.mark.usefixtures("walk")
 @pytest.mark.parametrize("name", ["walk", "walk_on"])
 def test_a_name_without_its_library_is_answered_with_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, installed: Callable[[Callable[[str], bool]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another library has a name that is near: none there has an underscore."""
     monkeypatch.setattr(Walk, "ids", lambda: [name])
     monkeypatch.setattr(gymnax, "ids", lambda: ["WalkOn-v1"] if "_" in name else [])
     for present in ({"brax"}, {"brax", "envpool"}):
-        monkeypatch.setattr(libraries, "installed", present.__contains__)
+        installed(present.__contains__)
         with pytest.raises(ConfigError, match=re.escape(f"(did you mean 'brax:{name}'?)")):
             find(name)
 
 
 def test_the_list_says_how_to_install_envpool(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installed: Callable[[Callable[[str], bool]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(libraries, "installed", lambda library: False)
+    installed(lambda library: False)
     assert cli.main(["list", "envs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("envpool:")] == [
@@ -230,11 +239,13 @@ def test_the_list_says_how_to_install_envpool(
     ]
 
 
-def test_a_library_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_be_imported_says_why(
+    installed: Callable[[Callable[[str], bool]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(name: str) -> Any:
         raise AttributeError("jax has no attribute 'core_old'")
 
-    monkeypatch.setattr(libraries, "installed", lambda library: True)
+    installed(lambda library: True)
     monkeypatch.setattr(libraries.importlib, "import_module", fail)
     with pytest.raises(
         ConfigError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -171,7 +172,9 @@ def test_batch_shares_do_not_overflow_int32() -> None:
     assert beyond.min() == 0 and beyond.max() == 1
 
 
-def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerators_draw_the_same_windows_without_a_loop(
+    trace_for_gpu: Callable[[], None],
+) -> None:
     whole = stream(100)
     memory = filled(whole, 40, 4, 3, prioritized=False)
     found, loops = [], []
@@ -185,9 +188,7 @@ def test_accelerators_draw_the_same_windows_without_a_loop(monkeypatch: pytest.M
         text = str(jax.make_jaxpr(draw)(memory, jax.random.key(2)))
         loops.append(text.count("while["))
         found.append(draw(memory, jax.random.key(2)))
-        monkeypatch.setattr(
-            jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args)
-        )
+        trace_for_gpu()
     assert loops[1] == 0 < loops[0]
     jax.tree.map(np.testing.assert_array_equal, *found)
     reset = {(env, step) for step, env in np.argwhere(~whole.valid)}

@@ -195,10 +195,10 @@ def test_few_channels_are_a_product_on_the_cpu(platform: str, channels: int, cou
     assert exported.mlir_module().count("stablehlo.convolution") == count
 
 
-def test_convolution_of_accelerators_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolution_of_accelerators_is_the_same(trace_for_gpu: Callable[[], None]) -> None:
     x, kernel = sample(box(2, 11, 8, 3)), sample(box(4, 4, 3, 5), seed=1) / 8
     on_cpu = conv2d(x, kernel, 3, "SAME")
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    trace_for_gpu()
     equal(conv2d(x, kernel, 3, "SAME"), on_cpu, 1e-5)
 
 
