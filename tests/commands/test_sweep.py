@@ -295,7 +295,7 @@ def test_resume_leaves_a_sweep_to_its_own_command(
     kept.touch()
     assert main(["resume", str(run_dir)]) == 2
     assert (
-        f"its own command with --run-dir {run_dir} continues it" in capsys.readouterr().err
+        f"continue it by its own command with --run-dir {run_dir}" in capsys.readouterr().err
         and kept.exists()
     )
     main(command)  # which holds its flags
