@@ -152,6 +152,9 @@ def _run(args: list[str]) -> int:
     if name not in COMMANDS:
         similar = did_you_mean(name, [*COMMANDS, "--version", "--help"])
         raise ConfigError(f"unknown command {name!r}{similar}; see: jaxrl-dist --help")
+    if "jax" not in sys.modules:
+        # XLA writes alarms of slow compilations between the lines of a table, which has its own
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warn.one_line_warnings():
         command = importlib.import_module(f"jaxrl_dist.commands.{name.replace('-', '_')}").run
         if "JAX_ENABLE_X64" in os.environ:

@@ -1,6 +1,6 @@
 """Streams of experience, and the operators that plans are written in.
 
-A stream is an iterator. The operators are those of RLlib Flow (Liang et al. 2021,
+A stream is an iterator. The operators are from RLlib Flow (Liang et al. 2021,
 https://arxiv.org/abs/2011.12719, section 4) as plain generator functions, in the manner of
 ``itertools``; its ``for_each`` and ``filter`` are Python's own ``map`` and comprehensions, and
 ``duplicate`` is ``itertools.tee``. Only ``Parallel`` starts threads.
@@ -76,7 +76,7 @@ class Parallel(Generic[Item]):
         return self._size
 
     def count(self) -> tuple[int, int]:
-        """Counts the items that the streams have sent so far, and those of them that still wait."""
+        """Counts the items that the streams have sent so far, and the items that still wait."""
         with self._changed:
             return self._sent, len(self._items)
 

@@ -16,7 +16,7 @@ from jaxrl_dist.types import Algorithm, Array, EnvSpec, PyTree
 
 class Hyperparameters(Protocol):
     """The config of an algorithm: a frozen dataclass whose fields become flags.
-    It may have ``Traits``, too.
+    It may also have ``Traits``.
     """
 
     def make(self, spec: EnvSpec) -> Algorithm:
@@ -63,7 +63,7 @@ class Traits(NamedTuple):
 
     @classmethod
     def of(cls, config: object) -> Traits:
-        """Returns those of a config, or of its class."""
+        """Returns the traits of a config, or of its class."""
         return cls(**{name: getattr(config, name) for name in cls._fields if hasattr(config, name)})
 
 

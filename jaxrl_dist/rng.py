@@ -20,7 +20,7 @@ RESET = 2**32 - 1
 def rollout_step(iteration: jax.Array | int) -> jax.Array:
     """The step, uint32, whose keys start rollout ``iteration``; ``RESET`` for the first rollout.
 
-    These numbers count down, and those of training's steps count up.
+    These numbers count down, while the numbers of training's steps count up.
     """
     return jnp.uint32(RESET) - jnp.asarray(iteration, jnp.uint32)
 

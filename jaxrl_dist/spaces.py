@@ -212,7 +212,7 @@ def _start(part: Discrete | MultiDiscrete) -> np.ndarray:
 
 def holds(part: Part, values: np.ndarray) -> bool:
     """Returns whether a discrete space has all of these values;
-    those of a ``Box`` are not looked at.
+    values of a ``Box`` are not checked.
     """
     if isinstance(part, Box):
         return True

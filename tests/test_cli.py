@@ -557,6 +557,19 @@ def test_what_needs_no_environment_imports_nothing_heavy(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize("chosen, level", [(None, "3"), ("0", "0")])
+def test_commands_hide_the_log_of_xla(chosen: str | None, level: str, tmp_path: Path) -> None:
+    """XLA's alarms of slow compilations would stand between the rows of a table."""
+    code = "import os; from jaxrl_dist import cli; cli.main(['list', 'plans']); print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    env = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
+    env.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    if chosen:
+        env["TF_CPP_MIN_LOG_LEVEL"] = chosen
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.splitlines()[-1] == level
+
+
 def test_a_run_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     command = "train ppo --env CartPole-v1 --total-env-steps 256 --evaluation-episodes 0"
     assert imported_by("scipy.sparse seaborn pandas", [command], tmp_path)[-1] == f"{command}: 0"

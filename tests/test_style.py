@@ -103,6 +103,34 @@ def test_no_more_lines_hold_two_thoughts(kind: str) -> None:
     assert len(places) == ALLOWED[kind], f"fewer now: set ALLOWED[{kind!r}] to {len(places)}"
 
 
+WORDS = {
+    r"\bthat of\b": 24,
+    r"\bthose of\b": 27,
+    r"\bwhose\b": 173,
+    r"\bgoes on\b": 0,
+    r"\bat once\b": 5,
+    r"(?<!there )\bis no\b": 1,
+    r", too\.": 0,
+}
+"""Times that messages and docstrings of the package use words that have to be read twice. Instead,
+repeat the noun, and say "with" a property, "continue", "immediately", "is not" and "also".
+Lower a number when the text has fewer; never raise one.
+"""
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_sentences_of_the_package_are_read_once(words: str) -> None:
+    places = [
+        f"{name}:{node.lineno}"
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for _ in re.findall(words, " ".join(node.value.split()))
+    ]
+    assert len(places) <= WORDS[words], "\n".join([f"say it without {words!r}:", *places])
+    assert len(places) == WORDS[words], f"fewer now: set WORDS[{words!r}] to {len(places)}"
+
+
 LONGEST_NAME = 60
 LONG_NAMES = {"test_damaged_final_variables_are_those_of_the_newest_checkpoint"}
 """Tests whose names are longer. Remove a name from here; never add one."""

@@ -24,7 +24,7 @@ def film(
 ) -> tuple[Evaluation, list[Any]] | None:
     """Plays the episodes of an evaluator of ``num_envs`` environments.
 
-    The other arguments and the errors are those of ``Evaluator.play``.
+    The other arguments and the errors are as for ``Evaluator.play``.
 
     Returns:
       The evaluation, and the pictures (of Pillow) of all environments, one environment after the

@@ -128,7 +128,7 @@ def programs(
 
     Args:
       quota: as for ``Episodes.none``.
-      act, update_core: those of ``Evaluator``.
+      act, update_core: as for ``Evaluator``.
     """
     spec = env.spec
     unstacked = dict.fromkeys(spec.by_policy, ())

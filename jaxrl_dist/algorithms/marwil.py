@@ -52,7 +52,7 @@ class MARWIL(
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
-        """Returns it as it is: windows are sequences without a core, too."""
+        """Returns it as it is: windows are also sequences without a core."""
         return preset
 
     def validate(self) -> None:

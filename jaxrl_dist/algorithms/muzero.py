@@ -57,7 +57,7 @@ class MuZero(
     value_coefficient: float = setting(0.25, low=0)
     """Weight of the loss of values."""
     bootstrap: Literal["stored", "current"] = "current"
-    """Values that end n-step returns: those of the searches that acted, or the target network's."""
+    """Values that end n-step returns: from the searches that acted, or the target network's."""
     target_period: int = setting(200, low=1)
     """Updates between copies of the parameters to the target network."""
     reanalyse: float = setting(0.0, low=0, high=1)

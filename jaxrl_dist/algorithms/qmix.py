@@ -142,7 +142,7 @@ class _Team(NamedTuple):
     """Of one agent."""
     state: spaces.Space
     rows: Callable[[PyTree], PyTree]
-    """(obs [N, ...]) -> those of the agents, [N * k, ...]."""
+    """(obs [N, ...]) -> observations of the agents, [N * k, ...]."""
     shown: Callable[[PyTree], PyTree]
     """(obs [N, ...]) -> the state."""
 

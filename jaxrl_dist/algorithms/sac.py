@@ -273,10 +273,10 @@ class _Continuous:
         """Returns the logarithm ``[2, N]`` of the integral of ``exp Q`` over actions,
         but for a constant.
 
-        It is estimated by uniform actions and those of ``policies``, ``CQL_DRAWS`` of each, divided
-        by the densities with which they are drawn (Kumar et al. 2020, appendix F). Values of the
-        policies' actions count as ``least [N]`` at least, if it is given (Nakamoto et al. 2023, and
-        their code).
+        It is estimated by uniform actions and actions of ``policies``, ``CQL_DRAWS`` of each,
+        divided by the densities with which they are drawn (Kumar et al. 2020, appendix F). Values
+        of the policies' actions count as ``least [N]`` at least, if it is given (Nakamoto et al.
+        2023, and their code).
         """
         count = CQL_DRAWS * (1 + len(policies))
         keys = jax.vmap(
@@ -304,7 +304,7 @@ class _Discrete:
     """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207,
     equations 10 to 12.
 
-    The methods are those of ``_Continuous``.
+    The methods are as in ``_Continuous``.
     """
 
     def __init__(self, config: SAC, spec: EnvSpec) -> None:

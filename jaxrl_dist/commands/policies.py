@@ -25,7 +25,7 @@ _FORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)=(.+):([^:]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Several:
-    """Trains several policies in one environment; with --config, those of a stored run.
+    """Trains several policies in one environment; with --config, the policies of a stored run.
 
     --NAME.FLAG VALUE sets a hyperparameter of one policy, or its {own}. All other flags are the
     run's; `jaxrl-dist train ALGO --help` lists the flags.

@@ -33,7 +33,7 @@ class Request(NamedTuple):
     algorithm: Any
     """Its name or config class; with several policies, all of them, as ``Train`` takes them."""
     fields: dict[str, Any]
-    """Fields of ``Train`` and hyperparameters, including those of ``--config``."""
+    """Fields of ``Train`` and hyperparameters, also from ``--config``."""
     stored: Collection[str] = ()
     """Names of the fields that only ``--config`` gives."""
     config: str | None = None

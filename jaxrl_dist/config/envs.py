@@ -86,7 +86,7 @@ def module_of_user(env: str) -> str | None:
     """Returns the module of ``--env`` that only the user may name,
     because importing it runs code; None: it has none.
 
-    PettingZoo's environments count as a library's, like those of Gymnasium's registry. A library
+    PettingZoo's environments count as a library's, as do Gymnasium's registered ones. A library
     counts as the user's module if Python would take it from the current directory.
     """
     backend, module, name = split_env(env)

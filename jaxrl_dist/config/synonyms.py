@@ -1,6 +1,6 @@
 """Names that other libraries give to our settings, for messages about unknown ones.
 
-The names are those of Stable-Baselines3, its zoo, CleanRL, RLlib, Sample Factory, Tianshou,
+The names are from Stable-Baselines3, its zoo, CleanRL, RLlib, Sample Factory, Tianshou,
 PureJaxRL, Spinning Up and Dopamine. They are not accepted: two spellings of one setting would be
 twice as much to read, store and explain.
 """
@@ -109,7 +109,7 @@ VALUES = {
     "evaluation_policy": ", greedy (deterministic) or sampled (stochastic)",
     "num_minibatches": ", the number of minibatches in a rollout, not their size",
 }
-"""What else to say of a field whose values differ from those of its names elsewhere."""
+"""What else to say of a field with other values than it has elsewhere."""
 
 
 def _by_name(table: Mapping[str, str]) -> dict[str, str]:

@@ -76,7 +76,7 @@ class Marks(NamedTuple):
     needs_rollouts: bool = False
     """Whether it does not work where actors send gradients."""
     group: str | None = None
-    """The group that help shows it in; None: that of its class."""
+    """The group that help shows it in; None: its class's group."""
 
 
 def setting(default: Any = dataclasses.MISSING, **marks: Any) -> Any:

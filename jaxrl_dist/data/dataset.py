@@ -215,7 +215,7 @@ class Dataset:
         0, and a tuple is a dict.
 
         Args:
-          interface: None: that of the data, as for ``from_arrays`` without spaces.
+          interface: None: the data's, as for ``from_arrays`` without spaces.
 
         Raises:
           ConfigError: no algorithm could learn from it.
@@ -266,7 +266,7 @@ class Dataset:
         """Makes a data set of flat arrays ``[N, ...]``, as D4RL has them; ``log_prob`` and
         ``about`` are as for ``of_rows``.
 
-        Without ``next_obs``, rows are those of one environment, in the order of time. An episode
+        Without ``next_obs``, rows belong to one environment, in the order of time. An episode
         ends where ``terminals``, the ends of the task alone, or ``timeouts`` is True, and where
         ``next_obs`` is not the observation of the row below, as in rows that are shuffled: such a
         step keeps the successor that ``next_obs`` gives it, and counts as truncated. Without

@@ -85,7 +85,7 @@ class Declaration(NamedTuple):
         """Warns of actions that may count from 1, if nobody has declared their space.
 
         Args:
-          actions: arrays of the steps that were played, such as those of each episode.
+          actions: arrays of the steps that were played, such as the arrays of each episode.
         """
         if self.action.space is not None:
             return
@@ -119,7 +119,7 @@ def form(space: Any, role: str) -> Form:
       role: ``observations`` or ``actions``.
 
     Raises:
-      ConfigError: it is no space, or no policy reads it.
+      ConfigError: it is not a space, or no policy reads it.
     """
     if space is None:
         return OF_DATA

@@ -82,7 +82,7 @@ def read(
 
     Args:
       rows: the spaces of the arrays for which the index has none.
-      optional: those of them that may be missing.
+      optional: the arrays that may be missing.
 
     Raises:
       ConfigError: there is no data set, or it is damaged.

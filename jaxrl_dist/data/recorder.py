@@ -73,7 +73,7 @@ class Recorder:
         self._thread.start()
 
     def __call__(self, first: int, rollouts: Iterable[Rollout]) -> None:
-        """Takes rollouts ``[T, B, ...]`` on any device, those of an environment in their order.
+        """Takes rollouts ``[T, B, ...]`` on any device, for each environment in order.
 
         Args:
           first: index of their first environment.

@@ -31,7 +31,7 @@ _GREY = (160, 160, 160)
 
 def own_render(env: Any, *params: PyTree) -> Callable[[PyTree], object] | None:
     """Returns the ``render(state, *params)`` of a user's environment;
-    those of libraries draw other things.
+    libraries' functions draw other things.
     """
     render = getattr(type(env), "render", None)
     if render is None or of_library(render):

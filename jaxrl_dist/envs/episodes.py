@@ -118,7 +118,7 @@ def _is_number_of_each(x: Any, agents: Sequence[str]) -> bool:
 
 
 def advanced(running: Mapping[str, Array], new: Mapping[str, Array]) -> dict[str, Array]:
-    """Adds a step's values to those of the episodes under way, both ``[...]`` float32 by metric."""
+    """Adds a step's values to the running episodes' values, both ``[...]`` float32 by metric."""
 
     def one(metric: str, old: Array, value: Array) -> Array:
         xp = value.__array_namespace__()
@@ -180,7 +180,7 @@ class EpisodeCounter:
     def __init__(
         self, num_envs: int, metrics: Sequence[str] = (), agents: Sequence[str] = ()
     ) -> None:
-        """``metrics`` are those of ``--info-metrics``,
+        """``metrics`` are from ``--info-metrics``,
         which several ``agents`` have each: ``[B, K]``.
         """
         self._return = np.zeros(num_envs, np.float32)

@@ -188,7 +188,7 @@ def in_parts(observation: PyTree) -> dict[str, PyTree]:
 
 
 def without_choice(spec: EnvSpec, step: Timestep) -> int | None:
-    """Returns the first row whose episode goes on and whose mask allows no action,
+    """Returns the first row with a running episode and a mask that allows no action,
     of a step on the host; or None.
     """
     if spec.mask is None:

@@ -248,7 +248,7 @@ def check_agents(
     """Checks that dicts keyed by agent have these agents.
 
     Raises:
-      Exception: that of ``fault``, if one lacks an agent.
+      Exception: as ``fault`` says, if one lacks an agent.
     """
     for part, values in parts.items():
         known = values if isinstance(values, Mapping) else {}

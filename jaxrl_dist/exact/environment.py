@@ -31,7 +31,7 @@ class Params(NamedTuple):
 class TableEnv:
     """A table as an environment in the style of gymnax; it names its outcomes and its first states.
 
-    Observations are those of the table, or else the numbers of the states.
+    Observations are the table's, or else the numbers of the states.
     Rewards are the means of the table.
     """
 

@@ -42,7 +42,7 @@ class Game:
         """Lists all histories.
 
         Raises:
-          ConfigError: it is no game of two sides, or has too many histories.
+          ConfigError: it is not a game of two sides, or has too many histories.
         """
         if not (table.going < 0).any() or table.obs is None:
             raise ConfigError("exploitability needs a game of two players who take turns")

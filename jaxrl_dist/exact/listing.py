@@ -302,7 +302,7 @@ def _check_probabilities(env: DeviceEnv, method: str, probability: np.ndarray) -
     if wrong.any():
         raise ConfigError(
             f"{method} of {label_of(env.spec)} gives the probabilities "
-            f"{probability[wrong][0].tolist()}, whose sum must be 1"
+            f"{probability[wrong][0].tolist()}; their sum must be 1"
         )
 
 

@@ -314,7 +314,7 @@ class Measured(NamedTuple):
         return heat.figure(maps, heat.cells(table.obs, grid))
 
     def draw(self, path: str | pathlib.Path, grid: tuple[int, ...] | None = None) -> None:
-        """Writes the ``figure`` as an image file, whose extension sets its format."""
+        """Writes the ``figure`` as an image file; its extension sets the format."""
         self.figure(grid).savefig(path)
 
 
@@ -323,7 +323,7 @@ def of_policy(policy: Any, *, discount: float | None = None, **limits: int) -> M
 
     Args:
       policy: as ``load_policy`` returns it.
-      discount: of values; None: that of its training.
+      discount: of values; None: as in its training.
       limits: as for ``listing.table_of``.
 
     Raises:

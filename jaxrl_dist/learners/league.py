@@ -1,6 +1,6 @@
 """A league: a policy that acts with past versions of another, and the ratings of both.
 
-Ratings are those of Elo (1978), "The Rating of Chessplayers, Past and Present". A version enters
+Ratings are after Elo (1978), "The Rating of Chessplayers, Past and Present". A version enters
 the pool with the rating that the policy has at that time.
 """
 
@@ -46,7 +46,7 @@ class Pool(NamedTuple):
     newest: jax.Array
     """Int32 scalar, the index of the version that was copied last."""
     stats: PyTree
-    """[P, ...], those of the versions."""
+    """[P, ...], the versions' own."""
 
 
 def init_pool(variables: Variables, size: int) -> Variables:

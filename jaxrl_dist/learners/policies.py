@@ -2,7 +2,7 @@
 also the learner of a policy that does not train.
 
 The fields of the joint state are dicts keyed by policy, except the iteration, which all policies
-share. Experience and metrics are dicts keyed by policy, too. A single policy has the name ``""``,
+share. Experience and metrics are also dicts keyed by policy. A single policy has the name ``""``,
 so a plan runs one as it runs several.
 """
 

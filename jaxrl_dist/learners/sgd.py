@@ -55,7 +55,7 @@ class Learner(NamedTuple):
     before the first update of a learner without rollouts."""
     indices: Callable[[jax.Array, jax.Array, PyTree], PyTree] | None = None
     """``(iteration, key, data) -> indices``: where the windows of a data set lie from which
-    ``update`` would learn in an iteration; None: it learns from others, too."""
+    ``update`` would learn in an iteration; None: it also learns from others."""
     parts: tuple[tuple[str, Learner], ...] = ()
     """The name and learner of each policy; empty for the learner of one of them."""
 

@@ -25,7 +25,7 @@ class Clock:
     """
 
     def __init__(self, progress: Mapping[str, Any], excluded_seconds: Callable[[], float]) -> None:
-        """The arguments are those of ``Session``."""
+        """The arguments are as for ``Session``."""
         self._excluded_seconds = excluded_seconds
         self._began = time.perf_counter() - progress.get("wall_time_s", 0.0)
         self._compiled_before = progress.get("compile_s", 0.0)

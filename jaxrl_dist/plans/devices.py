@@ -19,7 +19,7 @@ PER_CORE = 8
 
 
 def all_devices() -> list[jax.Device]:
-    """Returns the devices of all processes, those of process 0 first."""
+    """Returns the devices of all processes, process 0's first."""
     if peers.world():
         return sorted(jax.devices(), key=lambda device: device.process_index)
     return jax.local_devices()

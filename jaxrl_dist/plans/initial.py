@@ -49,7 +49,7 @@ def stacked_hyper(sessions: Sequence[Session], dtype: Any = np.float64) -> dict[
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
     """Maps a function over the members without batching it,
-    so results equal those of single runs bit for bit.
+    so results equal single runs bit for bit.
     """
 
     def mapped(*args: Any) -> Any:

@@ -96,7 +96,7 @@ class Feed:
         self._index = self._drawn()
 
     def gather(self) -> None:
-        """Gathers these windows as ``windows``: each process those of its devices."""
+        """Gathers these windows as ``windows``: each process the windows of its devices."""
         mesh = self._mesh
         source = self._source
         here = arrays.own_part(mesh)

@@ -42,7 +42,7 @@ def synchronous(session: Session) -> Iterator[Report]:
 
 
 class HostPopulation(Population):
-    """A population on one batch of host environments, those of the first member first."""
+    """A population on one batch of host environments, the first member's first."""
 
     _thread: Caller | None = None
     """Fills the rollouts of environments whose every step would need a thread otherwise."""

@@ -303,7 +303,11 @@ def _members(report: Report) -> str:
     middle = report.metrics.get("population/return_iqm")
     if not report.members or best is None or middle is None:
         return ""
-    return f"  best {best:.4g}  iqm {middle:.4g}  {report.metrics['population/done']:.0f} done"
+    middle_name = "iqm"
+    if len(report.members) < table.TRIMMED:
+        middle_name = "mean"
+    done = report.metrics["population/done"]
+    return f"  best {best:.4g}  {middle_name} {middle:.4g}  {done:.0f} done"
 
 
 def _close(reports: Iterable[Report]) -> None:

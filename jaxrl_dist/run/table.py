@@ -22,6 +22,8 @@ COLUMNS = {
     "async/lag": "lag",
 }
 """Metrics that the table shows if a run has them, and their titles; ``_titles`` adds others."""
+TRIMMED = 4
+"""Fewest values of which an interquartile mean leaves any out; of fewer it is the mean."""
 _RETURN = "episode/recent_return"
 _TAKEN = {*COLUMNS.values(), "env steps", "agent steps", "updates", "steps/s", "left"}
 """Titles that no metric of ``--info-metrics`` gets."""
@@ -70,6 +72,8 @@ def cells(report: Report, total_steps: int) -> dict[str, str]:
     if report.agent_steps is not None:
         cells[f"{members}agent steps"] = f"{report.agent_steps:,}"
     for name, title in _titles(metrics).items():
+        if name == "population/return_iqm" and len(report.members or ()) < TRIMMED:
+            title = "mean"
         if name in metrics:
             cells[title] = number(metrics[name])
     rate = metrics.get(f"time/{report.clock}_per_second") or 0.0

@@ -62,7 +62,7 @@ def check_names(kind: type, names: Iterable[str], where: str = "") -> None:
 
 
 def several(algorithm: object) -> bool:
-    """Returns whether the ``algorithm`` of a ``Train`` holds those of several policies."""
+    """Returns whether the ``algorithm`` of a ``Train`` holds the algorithms of several policies."""
     return isinstance(algorithm, Mapping | Policies)
 
 
@@ -111,7 +111,7 @@ def user_values(
 
 
 def _filled_in_before(config: Train) -> bool:
-    """Returns whether a config is that of an earlier run, such as a stored one, in which all
+    """Returns whether a config comes from an earlier run, such as a stored one, in which all
     hyperparameters count as given.
     """
     names = [name for name in RUN_DEFAULTS if name != "num_actors"]

@@ -132,7 +132,7 @@ class Categorical(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """Actions ``[N, A]`` with independent normal components; both fields are ``[N, A]``, too."""
+    """Actions ``[N, A]`` with independent normal components; both fields are also ``[N, A]``."""
 
     mean: jax.Array
     log_std: jax.Array

@@ -28,10 +28,10 @@ def train(config: Train, *others: Never, **fields: Never) -> Iterator[Report]:
     keep but do not finish saves on ``close()`` or as Python ends.
 
     In the main thread Ctrl-C ends the run after its update; a second one, at least 1 s later,
-    ends it at once.
+    ends it immediately.
 
     Raises:
-      ConfigError: at once, before anything is written, if the config cannot be run,
+      ConfigError: immediately, before anything is written, if the config cannot be run,
         or if there are other arguments.
     """
     from jaxrl_dist.training.setup import prepare
@@ -77,8 +77,8 @@ def resume(
         write.
 
     Raises:
-      ConfigError: at once, if the run cannot be resumed with these arguments.
-      CheckpointError: at once, if no checkpoint can be read.
+      ConfigError: immediately, if the run cannot be resumed with these arguments.
+      CheckpointError: immediately, if no checkpoint can be read.
     """
     from jaxrl_dist.training.resuming import prepare_resume
 

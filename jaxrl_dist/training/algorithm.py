@@ -136,6 +136,6 @@ def copied(config: Train, copy: Copy, copy_spec: EnvSpec, spec: EnvSpec) -> str:
         theirs = describe(getattr(other, kind))
         if mine != theirs:
             raise ConfigError(
-                f"it is a copy of {copy.policy}, whose agents have the {kind}s {theirs}, and not {mine}"
+                f"it is a copy of {copy.policy}; its agents have the {kind}s {theirs}, not {mine}"
             )
     return copy.policy

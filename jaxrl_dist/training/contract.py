@@ -133,7 +133,7 @@ def _make(contract: Contract, config: Train, spec: EnvSpec) -> Algorithm:
     if window is not None and replay is None and window > config.rollout_length:
         raise contract.stop(
             "numbers",
-            f"make{place} returned an Algorithm whose window {window} does not fit into "
+            f"make{place} returned an Algorithm with the window {window} does not fit into "
             f"--rollout-length {config.rollout_length}; use --rollout-length {window}",
         )
     return algorithm

@@ -26,7 +26,7 @@ from jaxrl_dist.protocols import Traits
 from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Replay, Rollout
 
 LEGAL_BLOCK = 2**18
-"""Steps of a data set whose actions are compared with their masks at a time."""
+"""Steps of a data set, with actions that are compared with their masks at a time."""
 RETURN_SPAN = 1000.0
 """Largest minus smallest return of a data set whose rewards
 are scaled (the authors' code of Kostrikov et al. 2021)."""

@@ -40,7 +40,7 @@ _jobs = collections.OrderedDict[str, Job]()
 
 @in_32_bits
 def make_session(config: Train, source: EnvSource, num_members: int | None = None) -> Session:
-    """Returns the new session of a resolved config; the arguments are those of ``make_job``.
+    """Returns the new session of a resolved config; the arguments are as for ``make_job``.
 
     Raises:
       ConfigError: as ``make_job``, or the variables to start from cannot be loaded.

@@ -66,7 +66,7 @@ def make_train(config: Train) -> PureTrain:
     count steps that only reset, and makes a few more.
 
     ``hyper`` maps names of the algorithm's float hyperparameters to scalars, which replace those of
-    the config and may be traced; no range is checked. Names are those of ``--vary``:
+    the config and may be traced; no range is checked. Names are as in ``--vary``:
     ``POLICY.FIELD`` with several policies.
 
     ``state`` is the last ``TrainState``, with parameters in ``state.variables``. Each of

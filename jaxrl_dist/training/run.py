@@ -42,7 +42,7 @@ from jaxrl_dist.types import Report
 
 
 class Run:
-    """A training run that is ready to start: that of one member, or a population.
+    """A training run that is ready to start: of one member, or of a population.
 
     The members of a group advance together; the groups follow each other.
     """
@@ -112,7 +112,7 @@ class Run:
             as soon as they are trained and will be saved.
 
         Raises:
-          ConfigError: at once, if the run directory cannot be written or holds a run already.
+          ConfigError: immediately, if the run directory cannot be written or holds a run already.
         """
         self._progress = progress
         self._stop = stop

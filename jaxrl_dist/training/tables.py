@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxrl_dist.run import storage
 from jaxrl_dist.run.files import POPULATION, RESULTS
+from jaxrl_dist.run.table import TRIMMED
 from jaxrl_dist.training.rows import Row, scored
 
 _FORMAT = 1
@@ -61,24 +62,25 @@ def settings(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Row], policy: str = "greedy") -> str:
-    """Returns the settings and their scores as lines of text, the best first; ``policy`` is that
-    of evaluations.
+    """Returns the settings and their scores as lines of text, the best first.
+
+    An interquartile mean of fewer than four seeds trims nothing, so without a setting of four
+    the table calls it the mean. ``policy`` is the policy of evaluations.
     """
     summaries = settings(rows)
-    titles = {
-        "iqm": f"{score_name(summaries[0]['score'], policy)}, iqm",
-        "mean": "mean",
-        "min": "min",
-        "max": "max",
-    }
+    score = score_name(summaries[0]["score"], policy)
+    most = max(summary["seeds"] for summary in summaries)
+    if most >= TRIMMED:
+        titles = {"iqm": f"{score}, iqm", "mean": "mean", "min": "min", "max": "max"}
+    elif most > 1:
+        titles = {"mean": f"{score}, mean", "min": "min", "max": "max"}
+    else:
+        titles = {"mean": score}
     lines = [[*summaries[0]["values"], "seeds", *titles.values()]]
     for summary in summaries:
         scores = [summary[name] for name in titles]
         lines.append([_cell(x) for x in (*summary["values"].values(), summary["seeds"], *scores)])
-    text = aligned(lines)
-    if any(0 < summary["seeds"] < 4 for summary in summaries):
-        text += "\nThe interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."
-    return text
+    return aligned(lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

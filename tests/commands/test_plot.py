@@ -704,7 +704,7 @@ def test_a_table_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert lines[5:] == [
         "Final episode/return: the mean of the reports in the last tenth of each run, weighted by their episodes or "
         "else env steps; a last report of less than half an interval is joined to the one before.",
-        "std: standard deviation of the runs, whose variance is divided by their number less one.",
+        "std: standard deviation of the runs (divisor: their number less one).",
         "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the interval in an "
         "environment reaches from the lowest run to the highest.",
     ]

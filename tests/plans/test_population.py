@@ -1006,25 +1006,35 @@ def test_scores_of_settings() -> None:
 
 
 def test_a_table_says_which_returns_rank_the_settings() -> None:
-    """Greedy ones if all members that have not failed have one;
-    where the mean is not trimmed it says so.
-    """
+    """Greedy ones if all members that have not failed have one."""
     rows = [
         Row(f"{n:03d}", n, {"learning_rate": n % 2}, "done", 1, 1, float(n), 9.0 - n)
-        for n in range(6)
+        for n in range(8)
     ]
     rows[4].status, rows[4].evaluation_return = "diverged", None
-    head, best, other, *rest = table(rows).splitlines()
-    assert head.split("  ")[-5:-3] == [
-        "seeds",
-        "greedy return, iqm",
-    ] and "sampled return, iqm" in table(rows, "sampled")
-    assert [best.split()[:3], other.split()[:3]] == [["0", "2", "8"], ["1", "3", "6"]]
-    assert rest == ["The interquartile mean (iqm) of fewer than 4 is the mean: nothing is trimmed."]
+    head, best, other = table(rows).splitlines()
+    assert re.split("  +", head.strip())[1:3] == ["seeds", "greedy return, iqm"]
+    assert "sampled return, iqm" in table(rows, "sampled")
+    assert [best.split()[:3], other.split()[:3]] == [["0", "3", "6.33333"], ["1", "4", "5"]]
     rows[1].evaluation_return = None  # a member that halving has ended
     head, best, *_ = table(rows).splitlines()
-    assert "training return, iqm" in head and best.split()[:3] == ["1", "3", "3"]
+    assert "training return, iqm" in head
+    assert best.split()[:3] == ["1", "4", "4"]
     assert [x["score"] for x in settings(rows)] == ["episode_return"] * 2
+
+
+@pytest.mark.parametrize(
+    "seeds, titles",
+    [(1, ["greedy return"]), (3, ["greedy return, mean", "min", "max"])],
+)
+def test_a_few_seeds_have_no_interquartile_mean(seeds: int, titles: list[str]) -> None:
+    rows = [
+        Row(f"{n:03d}", n, {"learning_rate": n % 2}, "done", 1, 1, float(n), 9.0 - n)
+        for n in range(2 * seeds)
+    ]
+    head, best, other = table(rows).splitlines()
+    assert re.split("  +", head.strip()) == ["learning_rate", "seeds", *titles]
+    assert best.split()[1] == other.split()[1] == str(seeds)
 
 
 def test_results_have_the_info_of_each_members_evaluation(

@@ -586,7 +586,7 @@ WRONG = {
     "--policy a=ppo:short --policy b=ppo:long_* --vary scale-rewards=True": "belongs to .* a.scale_rewards=",
     "--policy a=ppo:short --policy b=random:long_* --vary b.every=1": "--vary b.every: no policy that trains has such",
     "--policy a=ppo:short --policy b=ppo:long_* --vary a.discount=0.9,2": "policy a: --a.discount must be",
-    "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a, whose agents have the observation",
+    "--policy a=ppo:short --policy b=copy(a):long_*": "policy b: it is a copy of a; its agents have the observation",
     "--policy a=ppo:short --policy b=copy(d):long_*": "policy b: it is a copy of d, and there is no such policy",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,x):long_2": "'copy.b,x.' is not a policy; copy.PO",
     "--policy a=ppo:short --policy b=ppo:long_1 --policy c=copy(b,0):long_2": "policy c: copy.b,0. needs 1 to",

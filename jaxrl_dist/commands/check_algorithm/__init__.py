@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CheckAlgorithm:
     """Traces each function of an algorithm and prints one line per fault.
 
-    FLAGS are those of `jaxrl-dist train`. Nothing is written.
+    FLAGS are as for `jaxrl-dist train`. Nothing is written.
     Lines on stderr say what is being done.
     """
 

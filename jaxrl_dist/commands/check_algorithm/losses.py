@@ -172,7 +172,7 @@ def _check_order(check: Check, learning: Learning, learned: Learned) -> None:
             return check.fault(
                 "order",
                 f"postprocess returned batch{keystr(path)} in time-major order; "
-                "jaxrl_dist.types.swap_axes makes [B, T] of [T, B], whose axes can be joined",
+                "jaxrl_dist.types.swap_axes makes [B, T] of [T, B], and their axes can be joined",
             )
         return check.fault(
             "order",

@@ -50,7 +50,7 @@ STYLE: dict[Any, Any] = {
 Scores: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 """By label and environment, the final scores ``[N]`` of N runs."""
 BAND_SEEDS = 5
-"""Fewest seeds whose interval is drawn; a bootstrap of fewer spans their lowest and highest."""
+"""Fewest seeds with an interval; a bootstrap of fewer spans their lowest and highest."""
 _LETTERS_PER_INCH = 12  # of a legend
 _LABEL_WIDTH = 400  # characters: a config.json from elsewhere may hold any text
 

@@ -80,7 +80,7 @@ def _metrics_of(run_dir: pathlib.Path, metric: str) -> dict[str, str]:
     names = _algorithms(_read_config(run_dir))
     if first == "*" and not names:
         raise ConfigError(
-            f"{run_dir} has one policy, whose metric is {rest}; * stands for each of several"
+            f"{run_dir} has one policy, with the metric {rest}; * stands for each of several"
         )
     wanted = [name for name in names if first in ("*", name)]
     return {f"{policy} ({names[policy]})": f"{policy}/{rest}" for policy in wanted} or {"": metric}

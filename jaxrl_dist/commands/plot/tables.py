@@ -21,7 +21,7 @@ TELLS = {
     "curve": "Thick lines: interquartile mean over the seeds of a group (mean, if it has 2 or 3), dotted where only "
     "some of them have values, as others have not begun or have ended; bands, for groups of 5 or more seeds: its "
     "{interval}; thin lines: runs.",
-    "profile": "Fraction of runs whose final score is above the score on the axis; bands: {interval}.",
+    "profile": "Fraction of runs with a final score above the score on the axis; bands: {interval}.",
     "improvement": "Probability that a run of the first group has a higher final score than one of the second, the "
     "mean over environments; bars: {interval}. At 0.5 neither is better.",
 }
@@ -34,7 +34,7 @@ JOINED = (
 )
 """How the last point of a curve is made."""
 TERMS = (
-    "std: standard deviation of the runs, whose variance is divided by their number less one.",
+    "std: standard deviation of the runs (divisor: their number less one).",
     "IQM: interquartile mean; of fewer than 4 runs nothing is trimmed, so it is the mean, and the "
     "interval in an environment reaches from the lowest run to the highest.",
 )
@@ -143,7 +143,7 @@ def table(
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table whose first row is its head."""
+    """Returns the lines of a table; its first row is the head."""
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
@@ -157,7 +157,7 @@ _LATEX = str.maketrans(
 
 
 def _latex(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> list[str]:
-    """Returns the lines of a table whose first row is its head, and the notes as comments."""
+    """Returns the lines of a table; its first row is the head, and the notes as comments."""
     cells = [
         [re.sub(r"(?<!\w)-(?=\d)", "$-$", cell.translate(_LATEX)) for cell in row] for row in rows
     ]

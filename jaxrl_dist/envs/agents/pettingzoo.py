@@ -1,5 +1,5 @@
 """Adapts PettingZoo's multi-agent environments to Gymnasium:
-one observation holds those of all agents.
+one observation holds the observations of all agents.
 
 So worker threads and processes step them like others, and ``host.Rows`` makes each agent a row of
 its policy's batch. This module imports no JAX, because worker processes import it.
@@ -239,7 +239,7 @@ class Parallel(gymnasium.Env[Any, Any]):
         and none for an agent whose episode has ended.
 
         Raises:
-          ValueError: the agent's episode goes on, and its mask is not zeros and ones,
+          ValueError: the agent's episode continues, and its mask is not zeros and ones,
             or has changed its size.
         """
         name = self._masks[agent]

@@ -59,7 +59,7 @@ def from_env(
     """Adapts a gymnax-style environment object.
 
     gymnax's own ``step`` resets in the same step and hides the last observation; here the reset
-    takes the next step. Frames are stacked elsewhere. Arguments and errors are those of
+    takes the next step. Frames are stacked elsewhere. Arguments and errors are as for
     ``gymnax.adapt``.
     """
     name = contract.name
@@ -197,7 +197,7 @@ class _Batch:
         """Steps one environment, repeatedly if the action repeats.
 
         Args:
-          limited: whether a truncation ends the episode, too.
+          limited: whether a truncation also ends the episode.
         """
         action = spaces.clipped(self.spec.action, action)
         if self.wrappers.action_repeat == 1:

@@ -147,7 +147,7 @@ def spec(env_id: str, options: Mapping[str, object], wrappers: Wrappers = UNWRAP
 
 
 def _names_in_info(keys: Sequence[str]) -> list[str]:
-    """Returns the names in the info, without those of nested dicts, of EnvPool's ``keys``."""
+    """Returns the names in the info, without names of nested dicts, of EnvPool's ``keys``."""
     names = [key.removeprefix("info:") for key in keys if key.startswith("info:")]
     return [name for name in names if ":" not in name and "." not in name]
 
