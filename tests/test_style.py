@@ -1,5 +1,5 @@
 """Code is read once: lines that hold two thoughts are counted, and may only become fewer.
-The name of a test is a short sentence.
+So are clumsy words of the documents. The name of a test is a short sentence.
 """
 
 from __future__ import annotations
@@ -141,3 +141,36 @@ def test_the_names_of_tests_are_short_sentences() -> None:
     files = sorted((runs.ROOT / "tests").rglob("test_*.py"))
     names = {name for path in files for name in pattern.findall(path.read_text("utf-8"))}
     assert {name for name in names if len(name) > LONGEST_NAME} <= LONG_NAMES
+
+
+CLUMSY = {
+    r"\bthat of\b": 12,
+    r"\bthose of\b": 27,
+    r"\bwhose\b": 46,
+    r"\bgoes on\b": 5,
+    r"\bat once\b": 5,
+    r"(?<!here )\bis no\b": 2,
+    r", too\.": 2,
+    r"\bare there\b": 3,
+}
+"""Places of each wording in the documents. Lower a number when there are fewer; never raise one."""
+
+
+def prose(text: str) -> str:
+    """A document without its code and its generated parts, on one line."""
+    for other in (r"<!-- generated: .*?<!-- end -->", r"```.*?```", r"`[^`\n]*`"):
+        text = re.sub(other, " ", text, flags=re.DOTALL)
+    return " ".join(text.split())
+
+
+DOCUMENTS = {
+    path.relative_to(runs.ROOT).as_posix(): prose(path.read_text("utf-8"))
+    for path in [runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").rglob("*.md"))]
+}
+
+
+@pytest.mark.parametrize("words", CLUMSY)
+def test_no_more_clumsy_words_in_documents(words: str) -> None:
+    places = [name for name, text in DOCUMENTS.items() for _ in re.findall(words, text)]
+    assert len(places) <= CLUMSY[words], "\n".join(["say it in plainer words:", *places])
+    assert len(places) == CLUMSY[words], f"fewer now: set CLUMSY[{words!r}] to {len(places)}"
