@@ -441,7 +441,7 @@ def test_population_based_training_finds_the_learning_rate(optimized: None) -> N
         ),
         (
             {"evolve": "pbt", "seeds": 2, "plan": "asynchronous"},
-            "evolve needs plan on_device or synchronous: under",
+            "evolve needs plan on_device or synchronous; under",
         ),
     ],
 )
