@@ -263,7 +263,7 @@ def test_little_room(
     machine.write("sys/fs/cgroup/memory.max", "4000000000\n")
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^note: .* has 500.0 MB free", out, re.MULTILINE)
+    assert re.search(r"^note: .* has only 500.0 MB free", out, re.MULTILINE)
     assert re.search(
         r"^memory +16.4 GB, 8.2 GB available; this container's limit is 4.0 GB$", out, re.MULTILINE
     )

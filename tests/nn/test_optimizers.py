@@ -127,7 +127,7 @@ def test_a_run_says_so_if_it_goes_on_after_its_schedule(total: int, warned: bool
     config = jaxrl_dist.preset(
         "ppo", "gymnax:CartPole-v1", total_env_steps=total, num_devices=1, **schedule
     )
-    said = pytest.warns(ConfigWarning, match="512.*total_env_steps.*513:.*0")
+    said = pytest.warns(ConfigWarning, match="512.*total_env_steps.*513.* 0")
     with said if warned else contextlib.nullcontext():
         prepare(config)
 

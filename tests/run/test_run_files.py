@@ -257,7 +257,7 @@ OTHERS: dict[str, tuple[Variables, str]] = {
     "less": (variables()._replace(stats=()), "stats/0/count is int32[4] there, but missing here"),
     "dtype": (
         variables()._replace(stats=({"count": np.zeros(4, np.float32)}, ())),
-        "and float32[4] here",
+        "but float32[4] here",
     ),
 }
 

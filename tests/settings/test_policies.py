@@ -208,7 +208,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert everyone.evaluate(6).summary() == {**rest[-1].evaluation}
     with pytest.raises(ValueError, match=r"load_policy\(run_dir.*policy=\.\.\."):
         everyone(np.zeros((4, 2), np.float32))
-    with pytest.raises(ConfigError, match="no policy z; it has the policies a, b, c"):
+    with pytest.raises(ConfigError, match=r"no policy z; it has the policies a, b, c"):
         jaxrl_dist.load_policy(tmp_path / "run", env=team.Unlike(), policy="z")
     with pytest.raises(ConfigError, match="plays with the other policies of its run"):
         policy.evaluate(2)

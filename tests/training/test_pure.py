@@ -115,25 +115,25 @@ def test_the_derivative_by_the_learning_rate_is_as_of_two_runs(name: str) -> Non
     [
         (
             {"run_dir": "runs/x"},
-            "make_train makes a pure function, which writes nothing: remove run_dir",
+            "make_train makes a pure function, which writes nothing; remove run_dir",
         ),
         (
             {"record": "data/x"},
-            "make_train makes a pure function, which writes nothing: remove record",
+            "make_train makes a pure function, which writes nothing; remove record",
         ),
         (
             {"video_interval": 64},
-            "make_train makes a pure function, which writes nothing: remove video_interval",
+            "make_train makes a pure function, which writes nothing; remove video_interval",
         ),
         (
             {"exact": True},
-            "make_train makes a pure function, which makes no evaluations: remove exact",
+            "make_train makes a pure function, which makes no evaluations; remove exact",
         ),
         (
             {"seeds": 4},
-            "trains one member, and jax.vmap maps it over keys and hyperparameters: remove seeds",
+            "trains one member, and jax.vmap maps it over keys and hyperparameters; remove seeds",
         ),
-        ({"stop_at_return": 9.0}, "makes a fixed number of iterations: remove stop_at_return"),
+        ({"stop_at_return": 9.0}, "makes a fixed number of iterations; remove stop_at_return"),
         (
             {"plan": "synchronous"},
             "make_train needs plan on_device and an environment of JAX, not plan synchronous",
