@@ -56,7 +56,7 @@ def test_goals_that_no_replay_uses_are_noted(capsys: pytest.CaptureFixture[str])
 @pytest.mark.case  # test_environments_of_several_agents_are_played_too
 def test_action_masks_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     for env, told in {
-        "broken:Masked": "looks like an action mask, but has 3 numbers where 4 zeros and ones",
+        "broken:Masked": "looks like an action mask, but has 3 numbers instead of 4 zeros and ones",
         "own:Masked": "info['legal_action_mask'] seems to say which actions are legal",
         "parts:Grid": "part 'mask' of its observation says which actions are legal, and policies will take only those",
         "parts:HostGrid --env-options where=info": "info['action_mask'] says which actions are legal, and policies",

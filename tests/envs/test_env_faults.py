@@ -241,7 +241,7 @@ def test_a_mask_of_the_wrong_length_is_left_out_with_a_warning(env: str) -> None
         "a2c", env, hidden_sizes=(4,), total_env_steps=64, evaluation_episodes=0, num_devices=1
     )
     with pytest.warns(
-        EnvWarning, match=r"looks like an action mask, but has 2 numbers where [34] zeros and ones"
+        EnvWarning, match=r"looks like an action mask, but has 2 numbers instead of [34] "
     ):
         *_, last = jaxrl_dist.train(config)
     assert last.env_steps >= 64

@@ -179,7 +179,7 @@ def test_envpool_bools_and_masks() -> None:
     combinations = find("envpool:Jumanji/Minesweeper-v0").spec
     assert (
         combinations.mask is None
-        and "has 100 numbers where 20 zeros and ones" in combinations.unread_mask
+        and "has 100 numbers instead of 20 zeros and ones" in combinations.unread_mask
     )
 
 

@@ -217,7 +217,7 @@ def test_an_evaluation_that_is_watched_gets_the_simulator() -> None:
 
 REFUSED = {
     "gymnasium:CartPole-v1": "plans with the environment itself, and gymnasium:CartPole-v1 runs on the host",
-    "pgx:tic_tac_toe": "plans for one agent, and pgx:tic_tac_toe has 2; env_options opponents=self",
+    "pgx:tic_tac_toe": "plans for one agent, but pgx:tic_tac_toe has 2",
 }
 
 

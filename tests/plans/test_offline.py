@@ -291,7 +291,7 @@ def test_rewards_are_scaled_so_that_the_returns_span_a_thousand(tmp_path):
     rewards = make_job(*resolved(scaled)).put_data().steps.reward
     np.testing.assert_allclose(np.unique(rewards), [0, 1000 / np.ptp(data.returns)], rtol=1e-6)
     data.best(0.01).save(tmp_path / "one")
-    with pytest.raises(ConfigError, match="have the same return; scale_rewards=False works"):
+    with pytest.raises(ConfigError, match="the same return; use scale_rewards=False"):
         make_job(*resolved(dataclasses.replace(scaled, data=str(tmp_path / "one"))))
 
 
