@@ -241,7 +241,7 @@ class Agent:
     ) -> tuple[jax.Array, jax.Array, Aux]:
         """Returns the losses ``[N]`` of transitions, which of them count, and metrics ``[N]``.
 
-        A schedule is a function of ``context.env_step``, the number of env steps so far.
+        A schedule is a function of ``context.env_step``, the env steps before this rollout.
         """
         values = self.values(variables.params, batch["obs"])  # [N, A]
         next_values = self.values(variables.params, batch["next_obs"])

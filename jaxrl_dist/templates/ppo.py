@@ -253,7 +253,7 @@ class Agent:
     ) -> tuple[jax.Array, jax.Array, Aux]:
         """Returns the losses ``[n]`` of a minibatch, which of them count, and metrics ``[n]``.
 
-        A schedule is a function of ``context.env_step``, the number of env steps so far.
+        A schedule is a function of ``context.env_step``, the env steps before this rollout.
         """
         config = self.config
         distribution, value = self.evaluate(variables.params, batch["obs"])

@@ -243,7 +243,7 @@ class Agent:
     ) -> tuple[jax.Array, jax.Array, Aux]:
         """Returns the losses ``[N]`` of transitions, which of them count, and metrics ``[N]``.
 
-        A schedule is a function of ``context.env_step``, the number of env steps so far.
+        A schedule is a function of ``context.env_step``, the env steps before this rollout.
         """
         params = variables.params
         frozen = returns.constant(params)  # no gradient flows through it
