@@ -611,17 +611,22 @@ def test_the_tutorial_runs(
         if language == "python":
             exec(block.replace("150_000", f"2_000, {FEWER}"), names)
             continue
-        program, command, *rest = shlex.split(block)
-        assert program == "jaxrl-dist"
-        if command == "train":
-            rest += ["--num-devices", "1", "--evaluation-episodes", "5"]
-        capsys.readouterr()
-        assert cli.main([command, *(arg.replace("150000", "2000") for arg in rest)]) == 0
-        ran.append((command, capsys.readouterr().out))
-    assert [command for command, _ in ran] == ["train", "train", "train", "evaluate", "plot"]
+        for line in block.splitlines():
+            program, command, *rest = shlex.split(line)
+            assert program == "jaxrl-dist"
+            if command == "train":
+                rest += ["--num-devices", "1", "--evaluation-episodes", "5"]
+            capsys.readouterr()
+            assert cli.main([command, *(arg.replace("150000", "2000") for arg in rest)]) == 0
+            ran.append((command, capsys.readouterr().out))
+    commands = "train train train evaluate plot train train plot plot"
+    assert [command for command, _ in ran] == commands.split()
     assert "100 greedy episodes" in ran[3][1]
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"first", "second", "envpool"}
+    assert "IQM" in ran[7][1]
+    for name in ("curves.png", "improvement.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    folders = {"first", "second", "envpool", "ppo-10", "a2c-10"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == folders
     assert names["action"].shape == (1,) and names["report"].env_steps > 0
 
 

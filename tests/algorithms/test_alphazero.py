@@ -252,7 +252,7 @@ def test_a_policy_plays_a_match_with_and_without_simulations(tmp_path: Path) -> 
     assert result.score > 0.8
     policy = jaxrl_dist.load_policy(run, num_simulations=0)
     assert not policy.algorithm.searches and policy.evaluate(4).returns.shape == (4,)
-    with pytest.raises(ConfigError, match="has no simulator"):
+    with pytest.raises(ConfigError, match="needs a simulator, which pgx:tic_tac_toe"):
         jaxrl_dist.load_policy(
             run,
             env="pgx:tic_tac_toe",

@@ -125,7 +125,7 @@ MORE_FAULTS = {
     "init": (
         "init=net.init",
         "init=lambda key: net.init(key).params",
-        "init (my_algo.py, line 44) returned a dict; Variables",
+        "init (my_algo.py, line 44) returned a dict; return Variables(params, stats)",
     ),
     "optimizer": (
         'clipped_optimizer("adam")',
@@ -170,7 +170,7 @@ MORE_FAULTS = {
     "integers": (
         "return total,",
         "return total.astype(int),",
-        "loss (my_algo.py, line 34) returned losses int32[128]; numbers",
+        "loss (my_algo.py, line 34) returned losses int32[128]; return float32",
     ),
     "dict": (
         "Aux({",
