@@ -777,9 +777,7 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
     fig, (ax,) = drawing.figure("one", 1, height=2.4)
     drawing.band(ax, lines, drawing.COLORS[0])
     handles: list[Artist] = [
-        Line2D(
-            [], [], color=drawing.COLORS[0], linewidth=1.8, label=drawing.middle_name(len(lines))
-        )
+        Line2D([], [], color=drawing.COLORS[0], linewidth=1.8, label=middle_name(len(lines)))
     ]
     if len(lines) > 1:
         handles.append(
@@ -805,6 +803,15 @@ def draw(bar: Bar, result: Mapping[str, Any], path: pathlib.Path) -> None:
     )
     fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     drawing.save(fig, path)
+
+
+def middle_name(seeds: int) -> str:
+    """Returns what the thick line of ``drawing.band`` is, for a legend."""
+    if seeds == 1:
+        return "one seed"
+    if seeds < 4:  # of which an interquartile mean trims nothing
+        return f"mean of {seeds} seeds"
+    return f"interquartile mean of {seeds} seeds"
 
 
 def title(bar: Bar) -> str:

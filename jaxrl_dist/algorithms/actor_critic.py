@@ -208,7 +208,7 @@ class ActorCritic:
 
     def features(self, params: PyTree, batch: dict[str, PyTree]) -> jax.Array:
         """Returns the features ``[..., D]`` that the policy's torso computes from the observations
-        of ``examples``, for an auxiliary loss. XLA computes them once for this and ``evaluate``.
+        of ``examples``, for an auxiliary loss.
         """
         torso = "torso" if "torso" in params else "policy_torso"
         space = observations.input_space(self.spec, self.config.hidden)

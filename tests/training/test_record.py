@@ -124,6 +124,9 @@ def test_an_own_run_goes_on_to_record_below_the_directory(tmp_path, monkeypatch)
         pytest.param("ppo", 1, 2**26, marks=pytest.mark.case),
         pytest.param("ppo", 4, 1, marks=pytest.mark.case),
         pytest.param("dqn", 1, 10_000, marks=pytest.mark.case),
+        pytest.param("dqn", 1, 2**26, marks=pytest.mark.case),
+        pytest.param("es", 1, 10_000, marks=pytest.mark.case),
+        pytest.param("es", 4, 1, marks=pytest.mark.case),
     ],
 )
 def test_all_plans_record_the_same(tmp_path, monkeypatch, algorithm, num_devices, kept):

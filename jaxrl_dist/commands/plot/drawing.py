@@ -113,15 +113,6 @@ def band(ax: Axes, lines: Sequence[Curve], color: str, linestyle: str = "-") -> 
         ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
 
 
-def middle_name(seeds: int) -> str:
-    """Returns what the thick line of ``band`` is, for a legend."""
-    if seeds == 1:
-        return "one seed"
-    if seeds < 4:  # of which an interquartile mean trims nothing
-        return f"mean of {seeds} seeds"
-    return f"interquartile mean of {seeds} seeds"
-
-
 def profiles(scores: Scores, score: str, width: str) -> Figure:
     """Draws the performance profile of each label, with its interval; ``score``:
     what the scores are.
