@@ -3,11 +3,12 @@
 ``Agent`` is the algorithm. The package steps the environments and calls the methods of ``Agent``:
 
     policy         T times: observations [B, ...] -> actions [B], all stored in the memory
-    postprocess    for each update: windows [n_step, N, ...] from the memory -> N transitions
+    postprocess    for each update: N windows [n_step, N, ...] of the memory -> N transitions
     loss           for each update: the transitions -> one loss for each;
                    then the optimizer changes the parameters by the gradient of the mean loss
     update_target  for each update: new parameters -> parameters of the target network
 
+A window is n_step consecutive steps of one environment; all windows are equally likely.
 They are pure functions of their arguments, so they run compiled or in threads, on any devices.
 """
 
@@ -91,7 +92,7 @@ class DQN:
             policy=agent.policy,
             postprocess=agent.postprocess,
             loss=agent.loss,
-            optimizer=optax.chain(
+            optimizer=optax.chain(  # eps_root changes no step; sqrt gets a derivative at 0
                 packing.clip_by_global_norm(self.max_gradient_norm),
                 optax.adam(self.learning_rate, eps=1.5e-4, eps_root=1e-37),
             ),
@@ -194,7 +195,7 @@ class Agent:
         schedule = optax.linear_schedule(
             config.epsilon_start, config.epsilon_end, config.epsilon_steps
         )
-        epsilon = schedule(context.env_step)
+        epsilon = schedule(context.env_step)  # env steps before this rollout, resets included
         if config.ez_greedy:
             action, core = self.repeating(best, epsilon, keys, core)
             return action, core, {}
@@ -225,10 +226,11 @@ class Agent:
         """Makes a transition of each window ``[n_step, N, ...]``, which ends with its episode."""
         # r_0 + gamma r_1 + ... and gamma^n, or 0 after a termination, to bootstrap from the
         # observation after the step ``last``: Sutton and Barto (2018), equation 7.1. ``[N]`` each.
-        reward, discount, last = returns.window_return(*rollout.outcomes, self.config.discount)
+        outcomes = rollout.outcomes  # reward, terminated, truncated and valid: [n_step, N] each
+        reward, discount, last = returns.window_return(*outcomes, self.config.discount)
         rows = (last + 1).reshape(1, -1, *(1,) * (rollout.obs.ndim - 2))
         return {
-            "obs": rollout.obs[0],
+            "obs": rollout.obs[0],  # of [n_step + 1, N, ...]
             "action": rollout.action[0],
             "reward": reward,
             "discount": discount,
@@ -241,7 +243,7 @@ class Agent:
     ) -> tuple[jax.Array, jax.Array, Aux]:
         """Returns the losses ``[N]`` of transitions, which of them count, and metrics ``[N]``.
 
-        A schedule is a function of ``context.env_step``, the env steps before this rollout.
+        For schedules: ``context.env_step``, the env steps until now, resets included.
         """
         values = self.values(variables.params, batch["obs"])  # [N, A]
         next_values = self.values(variables.params, batch["next_obs"])

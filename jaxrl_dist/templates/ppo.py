@@ -4,7 +4,7 @@
 
     policy       T times: observations [B, ...] of B environments -> actions [B, ...]
     postprocess  once: the rollout of these steps, [T, B, ...] -> a batch of N = B * T examples
-    loss         num_epochs * num_minibatches times: a part of the batch -> one loss per example;
+    loss         num_epochs * num_minibatches times: a minibatch -> one loss per example;
                  then the optimizer changes the parameters by the gradient of the mean loss
 
 They are pure functions of their arguments, so they run compiled or in threads, on any devices.
@@ -52,7 +52,7 @@ class PPO:
     num_epochs: int = setting(4, low=1)
     """Passes over each rollout."""
     num_minibatches: int = setting(4, low=1)
-    """Minibatches of each pass; each makes one update."""
+    """Minibatches into which each pass divides the shuffled batch; each makes one update."""
     clip_epsilon: float = setting(0.2, above=0)
     """Clip range of the probability ratio around 1."""
     value_clip_epsilon: float | None = setting(None, above=0)
@@ -76,7 +76,7 @@ class PPO:
             policy=agent.policy,
             postprocess=agent.postprocess,
             loss=agent.loss,
-            optimizer=optax.chain(
+            optimizer=optax.chain(  # eps_root changes no step; sqrt gets a derivative at 0
                 packing.clip_by_global_norm(self.max_gradient_norm),
                 optax.adam(self.learning_rate, eps=1e-5, eps_root=1e-37),
             ),
@@ -217,8 +217,8 @@ class Agent:
         else:
             # x' = c x + sqrt(1 - c^2) N(0, 1), Hollenstein et al. (2024), arXiv:2312.11091
             fresh = jax.vmap(lambda key: jax.random.normal(key, self.action.shape))(context.keys)
-            correlation = self.config.noise_correlation
-            noise = correlation * core + jnp.sqrt(1 - jnp.square(correlation)) * fresh
+            scale = jnp.sqrt(1 - jnp.square(self.config.noise_correlation))
+            noise = self.config.noise_correlation * core + scale * fresh
             core = jnp.where(jnp.any(core != 0, axis=-1, keepdims=True), noise, fresh)
             action = distribution.sample(core)
         return action, core, {"log_prob": distribution.log_prob(action), "value": value}
@@ -232,15 +232,15 @@ class Agent:
         # Generalised advantage estimation, Schulman et al. (2016), arXiv:1506.02438, equation 16:
         #   delta_t = r_t + gamma V(s_t+1) - V(s_t),   A_t = delta_t + gamma lambda A_t+1
         # V(s_t+1) counts as 0 if the task ended in step t, and A_t+1 if the episode did.
-        advantage = returns.gae(*rollout.outcomes, values, config.discount, config.gae_lambda)
-        # Normalised over all devices; a step that only resets an environment is not valid. The 0.01
-        # keeps the values' errors small until there is a reward.
+        outcomes = rollout.outcomes  # reward, terminated, truncated and valid, each [T, B]
+        advantage = returns.gae(*outcomes, values, config.discount, config.gae_lambda)
+        # Normalised over all devices; 0.01 keeps the values' errors small until there is a reward.
         centred = advantage - mesh.global_mean(advantage, rollout.valid)
         std = jnp.sqrt(mesh.global_mean(jnp.square(centred), rollout.valid) + 1e-8)
         batch = {
-            "obs": rollout.obs_before,
+            "obs": rollout.obs_before,  # all but the last of obs, which is [T + 1, B, ...]
             "action": rollout.action,
-            "valid": rollout.valid,
+            "valid": rollout.valid,  # False for a step that only resets an environment
             **rollout.extras,  # log_prob and value, as policy returned them
             "advantage": centred / jnp.maximum(std, 0.01),
             "value_target": advantage + values[:-1],
@@ -253,7 +253,7 @@ class Agent:
     ) -> tuple[jax.Array, jax.Array, Aux]:
         """Returns the losses ``[n]`` of a minibatch, which of them count, and metrics ``[n]``.
 
-        A schedule is a function of ``context.env_step``, the env steps before this rollout.
+        For schedules: ``context.env_step``, the env steps before this rollout, resets included.
         """
         config = self.config
         distribution, value = self.evaluate(variables.params, batch["obs"])

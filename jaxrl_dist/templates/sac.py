@@ -3,7 +3,7 @@
 ``Agent`` is the algorithm. The package steps the environments and calls the methods of ``Agent``:
 
     policy         T times: observations [B, ...] -> actions [B, A], all stored in the memory
-    postprocess    for each update: windows [1, N, ...] from the memory -> N transitions
+    postprocess    for each update: N random steps [1, N, ...] of the memory -> N transitions
     loss           for each update: the transitions -> one loss for each;
                    then the optimizer changes the parameters by the gradient of the mean loss
     update_target  for each update: new parameters -> parameters of the target critics
@@ -72,7 +72,7 @@ class SAC:
             postprocess=agent.postprocess,
             loss=agent.loss,
             optimizer=optax.partition(
-                {
+                {  # eps_root changes no step; sqrt gets a derivative at 0
                     "actor": optax.adam(self.actor_learning_rate, eps_root=1e-37),
                     "critic": optax.adam(self.learning_rate, eps_root=1e-37),
                 },
@@ -224,11 +224,11 @@ class Agent:
         core = jnp.where(jnp.any(core != 0, axis=-1, keepdims=True), noise, fresh)
         action, _ = chosen.sample(core)
         uniform = jax.vmap(lambda key: jax.random.uniform(key, self.action.shape, minval=-1.0))
-        random = context.env_step < self.config.learning_starts
+        random = context.env_step < self.config.learning_starts  # before this rollout, with resets
         return jnp.where(random, self.to_env(uniform(context.keys)), self.to_env(action)), core, {}
 
     def postprocess(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
-        """Makes a transition of each window ``[1, N, ...]``; observations are ``[2, N, ...]``."""
+        """Makes a transition of each step ``[1, N, ...]``; observations are ``[2, N, ...]``."""
         return {
             "obs": rollout.obs[0],
             "action": rollout.action[0],
@@ -243,7 +243,7 @@ class Agent:
     ) -> tuple[jax.Array, jax.Array, Aux]:
         """Returns the losses ``[N]`` of transitions, which of them count, and metrics ``[N]``.
 
-        A schedule is a function of ``context.env_step``, the env steps before this rollout.
+        For schedules: ``context.env_step``, the env steps until now, resets included.
         """
         params = variables.params
         frozen = returns.constant(params)  # no gradient flows through it
