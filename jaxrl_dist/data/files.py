@@ -11,28 +11,25 @@ import hashlib
 import json
 import math
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxrl_dist import spaces
-from jaxrl_dist.checks import MAX_SIZE, shown
+from jaxrl_dist.checks import shown
 from jaxrl_dist.data import formats
+from jaxrl_dist.envs.wire.spaces import interface_from_json
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run import directories, storage
 from jaxrl_dist.run.storage import Json
-from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Part, Space
+from jaxrl_dist.spaces import Box, Interface, Part
 from jaxrl_dist.types import PyTree
 
 FORMAT = 2
 """Format number of ``dataset.json``; a reader refuses unknown numbers."""
 INDEX = "dataset.json"
-MAX_AXES = 32
-"""Axes of an array of numpy; further axes in an index are not read, so that its array has another
-shape."""
 ENDS = "random", "expert"
 """Policies whose mean returns are the ends of a normalised score."""
-_DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
 _MAX_HEADER = 1000  # characters; those of data sets are below 200
 
 
@@ -188,136 +185,3 @@ def _array(file: pathlib.Path, kind: Part, size: int) -> np.ndarray:
         pass
     sizes = ", ".join(map(str, (size or "...", *kind.shape)))
     raise ConfigError(f"{file} is damaged: it does not hold {kind.dtype}[{sizes}]")
-
-
-def interface_to_json(interface: Interface) -> dict[str, Json]:
-    """Returns an interface as the index holds it."""
-    return {
-        "observation": _space_to_json(interface.observation),
-        "action": _space_to_json(interface.action),
-        "mask": interface.mask,
-        "both_sides": interface.both_sides,
-        "tuples": list(interface.tuples),
-    }
-
-
-def interface_from_json(stored: Json) -> Interface:
-    """The inverse of ``interface_to_json``.
-
-    Raises:
-      ValueError, TypeError, LookupError, AttributeError, OverflowError: somebody else has written
-        it.
-    """
-    observation = _space_from_json(stored["observation"])
-    action = _space_from_json(stored["action"])
-    mask = stored["mask"]
-    both_sides = stored["both_sides"]
-    tuples = stored["tuples"]
-    if not isinstance(mask, str | None) or not isinstance(both_sides, bool):
-        raise TypeError("not the name of a mask, or not a flag")
-    dicts = _dicts({"observation": observation, "action": action})
-    for path in tuples:
-        if dicts[path].keys() != set(map(str, range(len(dicts[path])))):
-            raise ValueError("not the parts of a tuple")
-    interface = Interface(observation, action, mask, both_sides, tuple(tuples))
-    if interface.problem() is not None:
-        raise ValueError("not a mask")
-    return interface
-
-
-def _dicts(parts: dict[str, Space], above: str = "") -> dict[str, dict[str, Space]]:
-    """Returns the spaces of the parts that have parts themselves, by path."""
-    dicts: dict[str, dict[str, Space]] = {}
-    for name, space in parts.items():
-        if isinstance(space, dict):
-            dicts |= {above + name: space, **_dicts(space, f"{above}{name}/")}
-    return dicts
-
-
-def _space_to_json(space: Space) -> Json:
-    if isinstance(space, dict):
-        return {"parts": {name: _space_to_json(part) for name, part in space.items()}}
-    if isinstance(space, Discrete):
-        return {"n": space.n, "start": space.start}
-    if isinstance(space, MultiDiscrete):
-        native = {"start": list(space.start), "axes": list(space.axes), "binary": space.binary}
-        return {"nvec": list(space.nvec), **native}
-    bounds = {"low": _bound_to_json(space.low), "high": _bound_to_json(space.high)}
-    return {"shape": list(space.shape), "dtype": space.dtype.name, **bounds}
-
-
-def _bound_to_json(bound: np.ndarray) -> Json:
-    """Returns a bound as numbers or, for infinity, texts; equal numbers are one number."""
-    numbers = np.asarray(bound).reshape(-1)
-    if numbers.size and (numbers == numbers[0]).all():
-        return _finite_or_text(numbers[0].item())
-    return [_finite_or_text(number) for number in numbers.tolist()]
-
-
-def _finite_or_text(number: float) -> float | str:
-    return number if math.isfinite(number) else str(number)
-
-
-def _space_from_json(stored: Json) -> Space:
-    if "parts" in stored:
-        _check_names(stored["parts"].keys())
-        return {name: _space_from_json(part) for name, part in stored["parts"].items()}
-    if "n" in stored:
-        size = _count(stored["n"])
-        return Discrete(size, _start(stored["start"]))
-    if "nvec" in stored:
-        sizes = tuple(map(_count, stored["nvec"][:] or [0]))
-        start = tuple(map(_start, stored["start"]))
-        axes = tuple(map(_count, stored["axes"][:MAX_AXES]))
-        binary = stored["binary"]
-        if len(start) not in (0, len(sizes)) or not isinstance(binary, bool):
-            raise ValueError("not the starts of these sizes, or not a flag")
-        if axes and math.prod(axes) != len(sizes):
-            raise ValueError("not the axes of so many values")
-        return MultiDiscrete(sizes, start, axes, binary)
-    return _box_from_json(stored)
-
-
-def _box_from_json(stored: Json) -> Box:
-    shape = tuple(map(_count, stored["shape"][:MAX_AXES]))
-    name = stored["dtype"]
-    if name not in _DTYPES or math.prod(shape) > 2**30:
-        raise ValueError("not a dtype or shape of observations")
-    low = _bound_from_json(stored["low"], shape, name)
-    high = _bound_from_json(stored["high"], shape, name)
-    if not np.all(low <= high):
-        raise ValueError("not bounds")
-    return Box(shape, np.dtype(name), np.broadcast_to(low, shape), np.broadcast_to(high, shape))
-
-
-def _check_names(names: Collection[str]) -> None:
-    # "a/b" beside "a" could also name the part "b" of "a".
-    clash = any(
-        name[:at] in names for name in names for at, letter in enumerate(name) if letter == "/"
-    )
-    if not names or clash or not all(name and name.isprintable() for name in names):
-        raise ValueError("no parts, or names that parts cannot have")
-
-
-def _bound_from_json(value: Json, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Returns a bound that can be broadcast to ``shape``, which may be larger than what announces
-    it.
-    """
-    if isinstance(value, list):
-        bound = np.array([float(number) for number in value]).reshape(shape)
-    else:
-        bound = np.array(float(value))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bound.astype(dtype)
-
-
-def _start(value: Json) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**30) <= value <= 2**30:
-        raise ValueError("not a start")
-    return value
-
-
-def _count(value: Json) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
-        raise ValueError("not a size")
-    return value

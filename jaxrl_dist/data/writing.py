@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_dist import spaces
 from jaxrl_dist.checks import shown
 from jaxrl_dist.data import files, formats
+from jaxrl_dist.envs.wire.spaces import interface_to_json
 from jaxrl_dist.errors import ConfigError, FileWarning
 from jaxrl_dist.run import directories, locks, storage
 from jaxrl_dist.spaces import Interface, Space
@@ -104,7 +105,7 @@ class Writer:
         self.place = place
         self.rows = 0
         self._parts = _leaves(kinds)
-        self._interface = files.interface_to_json(interface)
+        self._interface = interface_to_json(interface)
         self._files = dict[tuple[str, str], FileIO]()
         try:
             with storage.naming(place.path):
