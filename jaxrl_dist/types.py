@@ -123,11 +123,11 @@ class Rollout(NamedTuple):
     """``T`` steps of ``B`` environments; the successor of step ``t`` is always ``obs[t + 1]``."""
 
     obs: PyTree
-    """``[T + 1, B, ...]``."""
+    """``[T + 1, B, ...]``: the observations before each step, and the one after the last."""
     action: PyTree
-    """``[T, B, ...]``, in the environment's units."""
+    """``[T, B, ...]``: actions in the environment's units, in the dtype of its action space."""
     reward: jax.Array
-    """``[T, B]`` float32."""
+    """``[T, B]`` float32: the reward of the step, clipped or scaled if a flag says so."""
     terminated: jax.Array
     """``[T, B]`` bool: the task ended, so bootstrap with 0."""
     truncated: jax.Array
@@ -135,7 +135,7 @@ class Rollout(NamedTuple):
     valid: jax.Array
     """``[T, B]`` bool: False on the step in which an environment resets."""
     extras: PyTree
-    """``[T, B, ...]``: the policy's other outputs (``log_prob``, ``value`` ...)."""
+    """``[T, B, ...]``: the policy's other outputs, such as float32 ``log_prob`` and ``value``."""
     core: PyTree
     """``[B, ...]``: the policy's state before step 0; () if it has none."""
     final_core: PyTree
@@ -223,11 +223,11 @@ class Context(NamedTuple):
     """Further inputs of a policy, a postprocessor or a loss, besides variables and data."""
 
     keys: Array = None
-    """Random keys, one for each environment ``[B]`` or example ``[N]``,
-    one for ``behaviour``; None: act greedily."""
+    """``[B]`` or ``[N]`` random keys, one for each environment or example, or a single one for
+    ``behaviour``; None: act greedily."""
     env_step: Array = 0.0
-    """The nominal env steps of all rollouts learned from, resets included; a float32 scalar,
-    for schedules."""
+    """Float32 scalar, for schedules: the env steps so far as rollouts times environments times
+    rollout length, resets included."""
     target: PyTree = ()
     """Output of ``Algorithm.target``, such as target parameters; () for a policy."""
     simulator: Simulator | None = None

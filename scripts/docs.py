@@ -62,6 +62,8 @@ EXAMPLES = {
     "unknown/continuous": "gymnax:Reacher-misc",
 }
 """An environment of each kind of task that presets distinguish."""
+OF_A_RUN = ("num_envs", "rollout_length", "plan", "report_interval")
+"""Fields of ``Train`` with which a reader begins; presets change most of them."""
 
 
 # --- Flags ----------------------------------------------------------------------------------------
@@ -74,6 +76,13 @@ def fields(path: str) -> str:
     module, name = path.rsplit(".", 1)
     kind = getattr(importlib.import_module(module), name)
     return flag_table(kind, help.docstrings(kind), help.defaults_of(kind))
+
+
+def record(path: str) -> str:
+    """Returns a table of the fields of a record such as ``jaxrl_dist.types.Rollout``."""
+    module, name = path.rsplit(".", 1)
+    texts = help.docstrings(getattr(importlib.import_module(module), name))
+    return table(("field", "holds"), [(f"`{field}`", text) for field, text in texts.items()])
 
 
 def run_flags(_: None) -> str:
@@ -231,7 +240,13 @@ def algorithm_presets(name: str) -> str:
         kinds.setdefault(", ".join(changed) or "nothing", []).append(example)
     rows = [("; ".join(examples), changed) for changed, examples in kinds.items()]
     rows += [("; ".join(examples), f"refused: {why}") for why, examples in refusals.items()]
-    return table(("kind, such as", "differs from the defaults"), rows)
+    run = ", ".join(f"`{flag(field)}` {quoted(getattr(default, field))}" for field in OF_A_RUN)
+    return "\n\n".join(
+        [
+            f"A run has {run}, unless the table says otherwise.",
+            table(("kind, such as", "differs from the defaults"), rows),
+        ]
+    )
 
 
 @functools.cache
@@ -290,25 +305,28 @@ def algorithm_curves(name: str) -> str:
 
 
 def measured(names: str) -> str:
-    """Returns some columns of ``learning.md`` for bars by name,
-    with links to the algorithms' pages.
+    """Returns some columns of ``learning.md`` with links to the algorithms' pages,
+    for bars by name, or for all measured ones of a family of environments such as ``MinAtar``.
     """
     script = learning()
     results = script["load"](DOCS / "learning" / script["RESULTS"])
-    bars = [bar for name in names.split(",") for bar in script["BARS"] if bar.name == name]
-    assert len(bars) == len(names.split(",")), f"not all of {names} are bars"
+    bars: list[Any] = []
+    for name in names.split(","):
+        chosen = [bar for bar in script["BARS"] if name in (bar.name, bar.env.rpartition("-")[2])]
+        assert chosen, f"{name} is no bar, and no family of environments"
+        bars += sorted(
+            (bar for bar in chosen if bar.name in results),
+            key=lambda bar: (bar.env, -results[bar.name]["steps"]),
+        )
     rows = []
     for bar, line in zip(bars, script["rows"](bars, results)[2:], strict=True):
-        _, command, steps, _, seeds, _, iqm, *_ = (cell.strip() for cell in line.split("|"))
-        rows.append(
-            (
-                f"[{command}](algorithms/{bar.algorithm}.md#measured)",
-                steps,
-                iqm,
-                str(len(seeds.split())),
-            )
-        )
-    return table(("`jaxrl-dist train ...`", "env steps", "IQM of greedy returns", "seeds"), rows)
+        _, command, steps, _, _, _, iqm, *_ = (cell.strip() for cell in line.split("|"))
+        link = f"[{command}](algorithms/{bar.algorithm}.md#measured)"
+        returns = results[bar.name]["returns"]
+        seeds = [f"{function(returns):.4g}" for function in (min, max)]
+        rows.append((link, steps, iqm, *seeds, str(len(returns))))
+    head = ("`jaxrl-dist train ...`", "env steps", "IQM of greedy returns")
+    return table((*head, "lowest seed", "highest seed", "seeds"), rows)
 
 
 def battles(names: str) -> str:
@@ -437,6 +455,7 @@ PARTS: dict[str, Callable[[Any], str]] = {
     "file": file,
     "measured": measured,
     "battles": battles,
+    "record": record,
     "reference": reference,
     "run_flags": run_flags,
     "scale": scale,

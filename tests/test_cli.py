@@ -695,7 +695,7 @@ def test_ctrl_c_ends_a_run_cleanly(
     assert code == 130
     answer, line = err.splitlines()
     assert answer.startswith(
-        "jaxrl-dist: saving and stopping after this update; press Ctrl-C again after a second"
+        "jaxrl-dist: saving and stopping after this iteration; press Ctrl-C again after a second"
     )
     assert line.startswith("jaxrl-dist: error: interrupted; `jaxrl-dist resume x` continues from ")
     assert "Traceback" not in out

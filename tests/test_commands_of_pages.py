@@ -221,6 +221,9 @@ def reader(tmp_path: Path) -> Path:
         "curious_ppo.py": curious,
     }
     texts |= {"path/to/rem.py": rem, "cem.py": cem}
+    page = (runs.ROOT / "docs" / "your-environment.md").read_text(encoding="utf-8")
+    gravity, brax = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
+    texts |= {"random_gravity.py": gravity, "random_brax.py": brax}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "scripts").symlink_to(runs.ROOT / "scripts")

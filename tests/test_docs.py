@@ -41,6 +41,7 @@ from jaxrl_dist.learners.on_policy import on_policy
 from jaxrl_dist.nn import networks
 from jaxrl_dist.run import table
 from jaxrl_dist.run.version import RELEASE
+from jaxrl_dist.templates import ppo as ppo_template
 from jaxrl_dist.types import Context, Report
 
 
@@ -170,6 +171,30 @@ def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     assert {"loss/policy", "loss/value"} <= aux.metrics.keys()
     task = dataclasses.replace(spec(), family="bsuite")
     assert module.PenalisedPPO.preset(task) == config_class("ppo").preset(task) != {}
+
+
+def test_the_documented_change_lets_the_entropy_bonus_fall() -> None:
+    page = (runs.ROOT / "docs" / "adding-an-algorithm.md").read_text(encoding="utf-8")
+    [change] = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    source = Path(ppo_template.__file__).read_text(encoding="utf-8")
+    for part in change.split("@@\n"):
+        lines = part.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if line[0] != "+")
+        assert source.count(before) == 1
+        source = source.replace(before, "".join(line[1:] for line in lines if line[0] != "-"))
+    module = types.ModuleType("my_ppo")
+    sys.modules[module.__name__] = module
+    exec(compile(source, "my_ppo.py", "exec"), module.__dict__)
+    algorithm = module.PPO(hidden_sizes=(4,), entropy_steps=200).make(spec())
+    variables = algorithm.init(jax.random.key(0))
+    rollout = random_rollout(algorithm, spec(), 5, 3)
+    batch = mesh.by_hand(algorithm.postprocess)(variables, rollout, Context())
+    first, half, last = (
+        algorithm.loss(variables, batch, Context(env_step=step))[0] for step in (0.0, 100.0, 300.0)
+    )
+    bonus = 0.01 * algorithm.loss(variables, batch, Context())[2].metrics["policy/entropy"]
+    np.testing.assert_allclose(half - first, 0.5 * bonus, rtol=1e-3)
+    np.testing.assert_allclose(last - first, bonus, rtol=1e-3)
 
 
 def test_the_documented_random_gravity_has_no_fault(
@@ -363,6 +388,7 @@ HOW_TO = (
         "docs/glossary.md",
         "docs/releasing.md",
         "docs/tutorial.md",
+        "docs/results.md",
         "docs/adding-an-algorithm.md",
     ),
     *("docs/adding-an-off-policy-algorithm.md",),
@@ -598,13 +624,17 @@ def test_the_page_of_what_was_learnt_is_that_of_the_results() -> None:
 # --- The tutorial ---------------------------------------------------------------------------------
 
 
+PATH = ("tutorial.md", "results.md")
+"""What a new user reads one after the other."""
+
+
 @pytest.mark.case  # test_the_readme_s_python_runs
 def test_the_tutorial_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From its first line to its last, with fewer steps on one device."""
+    """From its first line to the result, with fewer steps on one device."""
     monkeypatch.chdir(tmp_path)
-    text = (runs.ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = "".join((runs.ROOT / "docs" / page).read_text("utf-8") for page in PATH)
     names: dict[str, Any] = {}
     ran = []
     for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
@@ -874,7 +904,7 @@ def test_pages_show_sources_and_measured_rows_as_they_are() -> None:
     } <= {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
     assert "-jnp.minimum(ratio * batch" in one
     assert (
-        "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | 5 |"
+        "| [`dqn --env gymnax:MountainCar-v0`](algorithms/dqn.md#measured) | 200,000 | -103.4 | -108.5 | -103.2 | 5 |"
         in text_of("which-algorithm.md")
     )
     results = runs.read_json(runs.ROOT / "docs" / "learning" / "results.json")

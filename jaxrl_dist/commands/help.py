@@ -47,8 +47,10 @@ class Values(str):
 
 
 def docstrings(kind: type) -> dict[str, str]:
-    """Returns the docstrings of a dataclass's fields, by field; inherited fields are left out."""
-    if not dataclasses.is_dataclass(kind):
+    """Returns the docstrings of the fields of a dataclass or a ``NamedTuple``, by field;
+    inherited fields are left out.
+    """
+    if not (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
         return {}
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)

@@ -143,7 +143,7 @@ def show(name: str, run: Run, stop: signals.Stop, *, quiet: bool, verbose: bool)
         watch.advice = stop.last_words
     if not quiet:
         stop.notice = (
-            "saving and stopping after this update; press Ctrl-C again after a second to quit "
+            "saving and stopping after this iteration; press Ctrl-C again after a second to quit "
             "immediately"
         )
     config = run.config

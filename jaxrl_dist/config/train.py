@@ -78,7 +78,7 @@ class Common(Generic[Config]):
     num_envs: int = setting(without_preset=8, low=1, high=MAX_SIZE, varies=True)
     """Environments stepped together, in total over all devices."""
     rollout_length: int = setting(without_preset=32, low=1, high=MAX_SIZE, varies=True)
-    """Steps of each environment in one rollout, after which the acting policy is updated."""
+    """Steps of each environment in one rollout, during which the policy stays the same."""
     seed: int = setting(0, low=0, high=MAX_SEED, compiled=False)
     """Seed of everything random in the run."""
     seeds: int = setting(1, low=1, high=MAX_SIZE)
