@@ -272,7 +272,7 @@ BAD = {
     "train --config {runs}/done --config {runs}/done": "--config",
     "train --config {runs}/done --num-devices 3": "--num-envs 8 3",
     CARTPOLE + "--init-from {runs}/nowhere": "{runs}/nowhere",
-    CARTPOLE + "--init-from {runs}": "no variables",
+    CARTPOLE + "--init-from {runs}": "no checkpoint",
     CARTPOLE + "--init-from {runs}/done": "{runs}/done params/policy/params/kernel",
     CARTPOLE + "--init-from {runs}/damaged --hidden-sizes 8": "{runs}/damaged damaged",
     # resume
@@ -305,7 +305,7 @@ BAD = {
     "evaluate {runs}": "{runs} {runs}/",
     "evaluate {runs}/nowhere": "{runs}/nowhere",
     "evaluate {runs}/done@7": "{runs}/done --checkpoint 7",
-    "evaluate {runs}/unfinished": "{runs}/unfinished no variables",
+    "evaluate {runs}/unfinished": "{runs}/unfinished no checkpoint",
     "evaluate {runs}/damaged": "--config",
     "evaluate {runs}/done {runs}/done": "{runs}/done flag",
     "evaluate {runs}/done --episodes 0": "--episodes 1",

@@ -89,18 +89,18 @@ def _changes(
     Raises:
       ConfigError: one of them cannot change.
     """
-    old = {**vars(flags.Command(before.algorithm)), **vars(before), **vars(before.algorithm)}
+    stored = {**vars(before), **vars(before.algorithm)}
+    old = {**vars(flags.Command(before.algorithm)), **stored}
     changes = {name: value for name, value in user_values.items() if value != old[name]}
     for name in changes:
         if name in (*_TRAIN, *changeable):
             continue
         if name == "env_options":
-            raise ConfigError(
-                "--env-options cannot change when a run is resumed, unless you add "
-                "--change-env-options"
-            )
+            raise ConfigError("resume keeps --env-options; add --change-env-options to change them")
+        if name not in stored:
+            raise ConfigError(f"resume does not take {flag(name)}; remove it")
         raise ConfigError(
-            f"{flag(name)} cannot change when a run is resumed; start a new run: jaxrl-dist train "
-            f"--config {run_dir} {flag(name)} ..."
+            f"resume keeps {flag(name)}; to change it, start a new run with `jaxrl-dist train "
+            f"--config {run_dir} {flag(name)} ...`"
         )
     return {name: value for name, value in changes.items() if name in changeable}

@@ -158,8 +158,10 @@ def _check(config: Train) -> None:
     Raises:
       ConfigError: it has none, or they are selected or averaged, or would record one data set.
     """
-    if not is_population(config) or config.evolve is not None:
-        raise ConfigError("a sweep needs --seeds or --vary, and does not work with --evolve")
+    if not is_population(config):
+        raise ConfigError("a sweep needs several members; add --seeds or --vary")
+    if config.evolve is not None:
+        raise ConfigError("a sweep does not support --evolve; remove it, or use `train`")
     if config.average_every is not None:
         raise ConfigError(
             "only `train` accepts --average-every: the members of a sweep do not communicate"

@@ -332,17 +332,16 @@ def _newest(
         return content
     if not problems:
         raise CheckpointError(
-            f"{run_dir} holds no trained variables: its run has saved no checkpoint; wait for one "
-            f"if it still runs, or start it again: `jaxrl-dist train --config {run_dir}` in a new "
-            "directory, its own command with --resume-or-start in this one"
+            f"{run_dir} has no checkpoint; wait until it has saved one, or train again in a new "
+            f"directory with `jaxrl-dist train --config {run_dir}`"
         )
     newest = problems[0]
     if len(problems) > 1:
-        newest += "; older ones are also damaged"
+        newest += ", and all older checkpoints are damaged"
     others = [str(name) for name, path in _named(run_dir).items() if path not in paths]
     if others:
-        raise CheckpointError(f"{newest}; {run_dir} has {', '.join(others)}")
+        raise CheckpointError(f"{newest}; take another checkpoint: {', '.join(others)}")
     raise CheckpointError(
-        f"{newest}; put back a copy, or start the run again in a new directory with "
+        f"{newest}; restore it from a copy, or train again in a new directory with "
         f"`jaxrl-dist train --config {run_dir}`"
     )

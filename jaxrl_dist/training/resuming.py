@@ -45,7 +45,7 @@ from jaxrl_dist.training.setup import prepare
 from jaxrl_dist.training.tables import write_results
 from jaxrl_dist.types import Checkpoint, EnvSpec, PyTree
 
-ALLOWS = "--change-env-options allows it"
+ALLOWS = "add --change-env-options to change them"
 
 
 @in_32_bits
@@ -102,8 +102,8 @@ def prepare_resume(
 
 def _check_changes(changes: Collection[str], allowed: Collection[str]) -> None:
     for name in sorted(set(changes) - set(allowed)):
-        instead = ALLOWS if name == "env_options" else f"{', '.join(RESUMABLE)} can"
-        raise ConfigError(f"{flag(name)} cannot change when a run is resumed; {instead}")
+        instead = ALLOWS if name == "env_options" else f"change only {', '.join(RESUMABLE)}"
+        raise ConfigError(f"resume keeps {flag(name)}; {instead}")
 
 
 class Saved(NamedTuple):
@@ -438,13 +438,13 @@ def _check_config(
     filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}
     for name, old, new in differences({**stored, **filled}, current):
         if name not in allowed:
-            hint = ALLOWS if name == "env_options" else "it cannot change"
+            hint = ALLOWS if name == "env_options" else "give the run's value, or start a new run"
             raise ConfigError(f"{flag(name)} is {new}, but the run to resume has {old}; {hint}")
     for name in SPACES:
         old = stored["spaces"][name]
         new = current["spaces"][name]
         if old != new:
             raise ConfigError(
-                f"the environment's {name}s are {new}, but the run to resume has {old}; they "
-                "cannot change"
+                f"the environment's {name}s are {new}, but the run to resume has {old}; "
+                "resume it with its own environment"
             )

@@ -210,7 +210,7 @@ def test_a_resumed_run_keeps_the_same_best(
     assert (
         judged(tmp_path) == judged(chosen[0]) and last.best_evaluation == chosen[1].best_evaluation
     )
-    with pytest.raises(ConfigError, match="keep_best cannot change when a run is resumed"):
+    with pytest.raises(ConfigError, match="resume keeps keep_best"):
         jaxrl_dist.resume(tmp_path, keep_best="training")
 
 

@@ -157,7 +157,7 @@ def test_its_runs_are_resumed_by_naming_it(
         "": "unknown algorithm 'RWR'",
         f"--algorithm {tmp_path}/mine.py": "unknown algorithm 'RWR'",
         f"--algorithm {tmp_path}/nowhere.py": f"there is no file {tmp_path}/nowhere.py",
-        f"--algorithm {file} --temperature 2": "--temperature cannot change when a run is resumed",
+        f"--algorithm {file} --temperature 2": "resume keeps --temperature",
     }.items():
         assert cli.main(f"resume {copy} {flags} {more}".split()) == 2
         err = capsys.readouterr().err

@@ -137,10 +137,10 @@ def test_a_sweep_waits_for_the_members_of_one_that_was_killed(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("", "a sweep needs --seeds or --vary"),
+        ("", "add --seeds or --vary"),
         ("--seeds 2 --jobs x", "--jobs: 'x' is not a whole number"),
         ("--seeds 2 --jobs 0", "--jobs must be >= 1"),
-        ("--seeds 2 --evolve pbt", "does not work with --evolve"),
+        ("--seeds 2 --evolve pbt", "does not support --evolve"),
         ("--seeds 2 --average-every 3", "only `train` accepts --average-every"),
         (
             "--seeds 2 --record data",

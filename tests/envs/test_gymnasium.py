@@ -717,7 +717,7 @@ def test_a_run_of_ones_own_environment_is_resumed_by_naming_it(
         "": f"no file may choose code to run; name its environment yourself, with --env {module}:make",
         "--env CartPole-v1": "has no option 'p_crash'",
         f"--env {module}:mke": "has no function 'mke' (did you mean 'make'?)",
-        f"--env {module}:make --num-envs 16": "--num-envs cannot change when a run is resumed",
+        f"--env {module}:make --num-envs 16": "resume keeps --num-envs",
     }.items():
         assert cli.main(f"resume {run_dir} {flags} {more}".split()) == 2
         err = capsys.readouterr().err

@@ -286,9 +286,7 @@ def test_any_damage_to_any_file_is_seen(damage: str, saved: Path, tmp_path: Path
             (copy / name).unlink()
         else:
             (copy / name).write_bytes(content if damage == "flip" else content[: len(content) // 2])
-        with pytest.raises(
-            ConfigError, match=r"damaged|not JSON|there is no|holds no trained variables"
-        ):
+        with pytest.raises(ConfigError, match=r"damaged|not JSON|there is no|has no checkpoint"):
             checkpoint.load_variables(copy, variables())
 
 
@@ -316,7 +314,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_oserror(tmp_path: Path) -> N
         and done.stdout.count("\n") == 1
     )
     assert done.stderr == ""
-    with pytest.raises(ConfigError, match="holds no trained variables"):
+    with pytest.raises(ConfigError, match="has no checkpoint"):
         checkpoint.load_variables(tmp_path, variables())
 
 
