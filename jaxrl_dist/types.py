@@ -38,7 +38,7 @@ class EnvSpec:
     """Its id without the backend's prefix: ``CartPole-v1``, ``my_module:make``,
     or ``object:MyEnv`` from Python."""
     backend: str
-    """``gymnax``, ``envpool``, ``gymnasium``, or one of ``config.envs.LIBRARIES``."""
+    """``gymnax``, ``envpool``, ``gymnasium``, ``remote``, or one of ``config.envs.LIBRARIES``."""
     family: str
     """Its group in its backend, such as ``classic_control``, ``minatar`` or ``mujoco``;
     presets depend on it."""
@@ -69,6 +69,8 @@ class EnvSpec:
     tuples: tuple[str, ...] = ()
     """Paths of the dicts that the environment has as a ``Tuple``,
     each below ``observation`` or ``action``."""
+    logs_actions: bool = False
+    """Whether ``Timestep.action`` says which actions were taken, in place of the policy's."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies, and the spaces above are dicts keyed by policy;
     empty: one policy."""
@@ -117,6 +119,8 @@ class Timestep(NamedTuple):
     """``[B]`` bool: the time limit cut the episode."""
     valid: Array
     """``[B]`` bool: False on the step in which an environment resets."""
+    action: PyTree = ()
+    """``[B, ...]``: the actions that were taken; (): the policy's own."""
 
 
 class Rollout(NamedTuple):

@@ -25,7 +25,15 @@ from jaxrl_dist.envs.base import EnvSlice, HostEnv, label_of
 from jaxrl_dist.errors import EnvWarning
 from jaxrl_dist.mesh import over_policies
 from jaxrl_dist.spaces import write_rows
-from jaxrl_dist.types import Algorithms, Array, EpisodeStats, PyTree, Timestep, Variables
+from jaxrl_dist.types import (
+    Algorithms,
+    Array,
+    EpisodeStats,
+    PyTree,
+    Rollout,
+    Timestep,
+    Variables,
+)
 
 
 class HostActor:
@@ -59,6 +67,7 @@ class HostActor:
         """
         self.stages = stages or Stages()
         self._env = env
+        self._mesh = mesh
         self._length = rollout_length
         self._programs = programs
         self._episodic = any(policy.episodic for policy in algorithm.values())
@@ -121,6 +130,7 @@ class HostActor:
         )
         episodes = list[EpisodeStats]()
         valid = list[PyTree]()
+        taken = list[PyTree]()
         for t in range(self._length):
             buffer, self._core, self._stacks, action = self._programs.act(
                 np.int32(t),
@@ -141,6 +151,8 @@ class HostActor:
             step, ended = self._step(action)
             self.stages.mark("env")
             episodes.append(ended)
+            if self._env.spec.logs_actions:
+                taken.append(over_policies(lambda step: step.action)(step))
             self._obs, self._outcome, valid_now = over_policies(_divided, 3)(step)
             valid.append(self._parted(valid_now))
         rollout, self._core = self._programs.close_rollout(
@@ -151,6 +163,8 @@ class HostActor:
             self._initial_core,
             *self._env_inputs(),
         )
+        if taken:
+            rollout = over_policies(self._with_actions)(rollout, *taken)
         self.stages.mark("acting")
         if self._episodic:
             self._obs = self._of_rows(self._env.spec.keyed(self._env.reset()))
@@ -211,6 +225,13 @@ class HostActor:
             if policy:
                 place += f" of policy {policy}"
         return place
+
+    def _with_actions(self, rollout: Rollout, *actions: PyTree) -> Rollout:
+        """Returns a rollout with the actions of its steps that were taken, ``[B, ...]``."""
+        stacked = jax.tree.map(
+            lambda chosen, *x: np.stack(x).astype(chosen.dtype), rollout.action, *actions
+        )
+        return rollout._replace(action=meshes.put(stacked, self._mesh, meshes.TIME_BATCH))
 
     def _of_rows(self, tree: PyTree) -> PyTree:
         if self._rows is None:

@@ -21,6 +21,8 @@ LIBRARIES = {
 """Further libraries of JAX environments, with their modules: their ids need the prefix,
 and each is an extra."""
 
+REMOTE = "remote"
+"""Backend of environments that clients bring: ``remote:HOST:PORT``, where the trainer listens."""
 OBJECT = "object"
 """Stands for the module in the name of an environment object from Python,
 which cannot be loaded by name."""
@@ -57,6 +59,7 @@ def named_env(env: object) -> object:
 def split_env(env: str) -> tuple[str | None, str | None, str]:
     """Splits ``--env`` into backend, module and name: ``[BACKEND:]ID`` or
     ``[gymnax:|gymnasium:]MODULE:NAME``; ``pettingzoo:FAMILY/NAME`` is short for a ``MODULE:NAME``.
+    The name of ``remote:HOST:PORT`` is ``HOST:PORT``.
 
     Raises:
       ConfigError: ``env`` has neither form.
@@ -67,6 +70,13 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
             return None, None, name
         case [backend] if backend in (*BACKENDS, *LIBRARIES):
             return backend, None, name
+        case [remote, *_] if remote == REMOTE:
+            if len(prefixes) != 2 or not name.isdecimal() or not 0 < int(name) < 2**16:
+                raise ConfigError(
+                    f"--env {env}: name the address where clients connect, as in "
+                    "remote:127.0.0.1:8800"
+                )
+            return REMOTE, None, f"{prefixes[1]}:{name}"
         case ["pettingzoo"]:
             return None, f"pettingzoo.{name.replace('/', '.')}", "parallel_env"
         case [module] if all(part.isidentifier() for part in module.split(".")):
@@ -83,13 +93,15 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
 
 
 def module_of_user(env: str) -> str | None:
-    """Returns the module of ``--env`` that only the user may name,
-    because importing it runs code; None: it has none.
+    """Returns the module of ``--env`` that only the user may name, because importing it runs code;
+    None: it has none. ``remote`` stands for a port that others than this machine can reach.
 
     PettingZoo's environments count as a library's, as do Gymnasium's registered ones. A library
     counts as the user's module if Python would take it from the current directory.
     """
     backend, module, name = split_env(env)
+    if backend == REMOTE and not name.startswith(("127.0.0.1:", "localhost:")):
+        return REMOTE
     library = {**LIBRARIES, "envpool": "envpool"}.get(backend or "")
     if module is not None and module.startswith("pettingzoo.") and name == "parallel_env":
         library = "pettingzoo"

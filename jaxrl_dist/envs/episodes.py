@@ -190,6 +190,13 @@ class EpisodeCounter:
         self._info = {metric: np.full(shape, np.nan, np.float32) for metric in metrics}
         self._none = no_episodes(num_envs)
 
+    def forget(self, env: int) -> None:
+        """Begins anew in one environment, without the episode that it has broken off."""
+        self._return[env] = 0
+        self.length[env] = 0
+        for x in self._info.values():
+            x[env] = np.nan
+
     def add(
         self,
         reward: np.ndarray,

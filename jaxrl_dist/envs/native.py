@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxrl_dist import checks
+from jaxrl_dist.config.envs import REMOTE
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.heavy import np
 
@@ -407,7 +408,7 @@ def env_label(backend: str, env_id: str) -> str:
     """Returns an environment's name for messages: ``envpool:Pong-v5``,
     or ``my_module:make`` as users write theirs.
     """
-    if ":" in env_id:
+    if ":" in env_id and backend != REMOTE:
         return env_id
     return f"{backend}:{env_id}"
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_dist import rng
 from jaxrl_dist.checks import did_you_mean, install_extra, no_env
 from jaxrl_dist.config import envs
-from jaxrl_dist.config.envs import LIBRARIES, OBJECT, env_name, split_env
+from jaxrl_dist.config.envs import LIBRARIES, OBJECT, REMOTE, env_name, split_env
 from jaxrl_dist.envs import drawing
 from jaxrl_dist.envs import wrappers as wrapping
 from jaxrl_dist.envs.agents import host as rows
@@ -29,7 +29,7 @@ from jaxrl_dist.envs.base import (
 )
 from jaxrl_dist.envs.device import gymnax, libraries
 from jaxrl_dist.envs.device.hosted import HostGymnax
-from jaxrl_dist.envs.host import envpool, gymnasium, vector
+from jaxrl_dist.envs.host import envpool, gymnasium, remote, vector
 from jaxrl_dist.envs.native import NO_MASK, Description, Mask, is_gymnax
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.spaces import leaves
@@ -132,6 +132,9 @@ class EnvSource(NamedTuple):
         seeds = [env_seed for run_seed in run_seeds for env_seed in env_share.seeds(run_seed)]
         if self.spec.backend == "gymnasium":
             env = self._gymnasium(seeds, drawn=drawn)
+        elif self.spec.backend == REMOTE:
+            assert self.native is not None, "find() has it"
+            env = remote.Remote(self.native, len(seeds), self.options, self.timeout, drawn=drawn)
         else:
             env = self._envpool(seeds, drawn=drawn, training=training)
         return wrapping.on_host(env, self.wrappers)
@@ -167,7 +170,8 @@ def find(
     wrappers: Wrappers = UNWRAPPED,
 ) -> EnvSource:
     """Finds an environment by ``[gymnax:|envpool:|gymnasium:]ID`` or
-    ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of ``config.envs.LIBRARIES`` by ``LIBRARY:ID``.
+    ``[gymnax:|gymnasium:]MODULE:NAME``, or in one of ``config.envs.LIBRARIES`` by ``LIBRARY:ID``;
+    ``remote:HOST:PORT`` is played by clients.
 
     Without a prefix, the first of gymnax, EnvPool and Gymnasium that has the id provides it.
     ``MODULE:NAME`` imports and runs code: take it from the user, never from a file. The object that
@@ -202,6 +206,8 @@ def find(
         adapt = partial(gymnax.adapt, env_id=env_id, backend="gymnax", wrappers=wrappers)
         result = gymnasium.describe_or_adapt(env_id, options, timeout, workers, adapt)
         made, mask = _adapted(env_id, result, wrappers)
+    elif backend == REMOTE:
+        made, options = remote.find(env_id, options, timeout, wrappers)
     else:
         native = _native(backend, env, env_id, options)
         made = gymnax.adapt(native, env_id, backend or "gymnax", wrappers)
@@ -264,6 +270,8 @@ def locate(env: str) -> Located:
     if module == OBJECT:
         raise ConfigError(f"--env {env} was a Python object, which cannot be found by its name")
     backends = [prefix] if prefix else list(BACKENDS)
+    if prefix == REMOTE:
+        return Located(prefix, env_id)
     if prefix in LIBRARIES:
         libraries.library_with(prefix, env_id)
         return Located(prefix, env_id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_dist import algorithms
 from jaxrl_dist.algorithms import presets, published
 from jaxrl_dist.checks import divisor_below, whole_updates_below
+from jaxrl_dist.config.envs import REMOTE
 from jaxrl_dist.config.plans import PLANS, default_plan, offline_plan
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import RUN_DEFAULTS, Train
@@ -220,7 +221,8 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[Fields, dict[str, str]]
             preset.pop(name, None)
     else:
         defaults["plan"] = default_plan(is_pure=source.is_pure)
-    if not config.env:  # the spec is that of the data set
+    # the spec is that of the data set, or of clients that train already
+    if not config.env or spec.backend == REMOTE:
         defaults["evaluation_episodes"] = 0
         preset.pop("evaluation_episodes", None)
     layers = {

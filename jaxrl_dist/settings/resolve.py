@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_dist.algorithms import having, name_of
 from jaxrl_dist.checks import check_used, did_you_mean, flag, shown
-from jaxrl_dist.config.envs import named_env
+from jaxrl_dist.config.envs import REMOTE, named_env
 from jaxrl_dist.config.plans import PLANS, default_plan
 from jaxrl_dist.config.train import OWN, RUN_DEFAULTS, Train
 from jaxrl_dist.config.values import Fields
@@ -107,6 +107,7 @@ def settled(
     config, sources = filled(user, source)
     if config.atari_preset != source.atari_preset:  # the algorithm's preset has another protocol
         source = find_env(config)
+    config = dataclasses.replace(config, env_options={**source.options})
     return rounded(config, sources, source.spec), source, sources
 
 
@@ -142,12 +143,13 @@ def find_env(config: Train) -> EnvSource:
       TimeoutError: the environment has not answered in time.
     """
     # slow to import, so after the checks of flags
+    from jaxrl_dist.envs.host import remote
     from jaxrl_dist.envs.source import find, locate
 
     if config.env == "" and config.data:
         return _env_of_data(config, config.data)
-    if isinstance(config.env, str):
-        locate(config.env)
+    if isinstance(config.env, str) and locate(config.env).backend == REMOTE:
+        remote.check_config(config)
 
     from jaxrl_dist.envs.base import Wrappers
     from jaxrl_dist.plans.devices import reserve_memory

@@ -210,7 +210,8 @@ def _checked_env(env: object) -> str:
         _, module, name = split_env(env)
         named = env if module is None else ":".join(filter(None, (module, name)))
         raise ConfigError(
-            f"no file may choose code to run; name its environment yourself, with --env {named}"
+            "no file may choose code to run, or a port that other machines reach; name its "
+            f"environment yourself, with --env {named}"
         )
     return env
 

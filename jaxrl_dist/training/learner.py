@@ -8,6 +8,7 @@ import jax
 
 from jaxrl_dist import packing, spaces
 from jaxrl_dist.actors.step import blank_rollout
+from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import check_divides, counted
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
@@ -65,6 +66,8 @@ def _learner(
     if not algorithm.trains:
         return policies.still(algorithm)
     packed = packing.starts_kernel_per_array(devices[0])
+    if spec.logs_actions:
+        _check_logged(config, algorithm, spec)
     if algorithm.replay is None or PLANS[config.plan].sends_gradients:
         return on_policy.on_policy(algorithm, spec.num_agents, packed=packed)
     like = _rollout_shapes(config, algorithm, spec)
@@ -80,6 +83,21 @@ def _learner(
         data_windows=data.windows_per_batch(config, algorithm.replay),
         packed=packed,
     )
+
+
+def _check_logged(config: Train, algorithm: Algorithm, spec: EnvSpec) -> None:
+    """Checks that an algorithm learns from actions that others have taken.
+
+    Raises:
+      ConfigError: it does not, because it needs more of its own policy than the action.
+    """
+    extras = _rollout_shapes(config, algorithm, spec).extras
+    if algorithm.replay is None or jax.tree.leaves(extras) or algorithm.behaviour is not None:
+        raise ConfigError(
+            f"{name_of(config.algorithm)} learns from its own actions only; use an algorithm with a "
+            "replay memory and without a core, such as dqn or sac, or remove --env-options "
+            "log_action"
+        )
 
 
 def _rollout_shapes(config: Train, algorithm: Algorithm, spec: EnvSpec) -> Rollout:

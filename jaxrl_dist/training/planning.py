@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jaxrl_dist.config.envs import REMOTE
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.source import RECORDS, EnvSource
@@ -18,7 +19,8 @@ def check_simulator(
     algorithm: Algorithms, source: EnvSource, plan: str, names: Mapping[str, str]
 ) -> None:
     """Checks that an algorithm that plans has a simulator,
-    and that one that does not moves for one side only.
+    that one that does not moves for one side only,
+    and that clients can play for it.
 
     Args:
       names: the algorithm's name, by policy.
@@ -30,6 +32,11 @@ def check_simulator(
         with naming(policy):
             if source.spec.both_sides and part.trains and not part.imitates:
                 _check_sides(part, source.spec, names[policy])
+            if part.episodic and source.spec.backend == REMOTE:
+                raise ConfigError(
+                    f"{names[policy]} restarts all environments before each rollout, which clients "
+                    "do not bring in time; use an algorithm such as ppo or dqn"
+                )
             if part.searches:
                 _check_searching(source, plan, names[policy])
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxrl_dist.commands import find_modules, flags, help
-from jaxrl_dist.config.envs import LIBRARIES
+from jaxrl_dist.config.envs import LIBRARIES, REMOTE
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 
@@ -56,6 +56,11 @@ def check(options: CheckEnv) -> Check:
     from jaxrl_dist.envs.source import locate
 
     backend, name, _ = locate(options.env)
+    if backend == REMOTE:
+        raise ConfigError(
+            f"clients play {REMOTE}:{name}, and training checks each of their messages; check-env "
+            "checks Gymnasium and gymnax-style environments of your own"
+        )
     if backend == "envpool":
         raise ConfigError(
             f"envpool:{name} comes from EnvPool; check-env checks Gymnasium and gymnax-style "

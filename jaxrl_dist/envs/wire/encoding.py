@@ -14,7 +14,6 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
-import msgpack
 import numpy as np
 
 from jaxrl_dist import spaces
@@ -77,6 +76,8 @@ def unpack(content: bytes | str, format: Format) -> Any:
     try:
         if format is Format.JSON:
             return json.loads(content, parse_constant=_refuse_constant)
+        import msgpack  # belongs to an extra
+
         return msgpack.unpackb(content, max_array_len=MAX_SIZE, max_map_len=MAX_SIZE)
     except WireError:
         raise
@@ -97,6 +98,8 @@ def pack(value: Any, format: Format) -> bytes:
     """
     if format is Format.JSON:
         return json.dumps(value, default=_as_list, allow_nan=False).encode()
+    import msgpack
+
     packed: bytes = msgpack.packb(value, default=_as_map)
     return packed
 
