@@ -313,6 +313,14 @@ BAD = {
     "evaluate {runs}/done --episodes many": "--episodes 'many'",
     "evaluate {runs}/done --episods 3": "'--episodes'",
     "evaluate {runs}/done --seed -1": "--seed 0",
+    # serve
+    "serve": "jaxrl-dist runs/NAME",
+    "serve {runs}/nowhere": "{runs}/nowhere",
+    "serve {runs}/done --port 65536": "--port 65535",
+    "serve {runs}/done --max-batch 48": "--max-batch 48 32 64",
+    "serve {runs}/done --allow-origin example.org": "--allow-origin https://",
+    "serve {runs}/done --token-file {runs}": "--token-file {runs} file",
+    "serve {runs}/done --policy prey": "prey",
 }
 
 

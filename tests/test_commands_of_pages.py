@@ -7,6 +7,7 @@ stopped by Ctrl-C. Its run is saved, so later commands find it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -15,7 +16,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +71,7 @@ DEVICES = {"sebulba:1+3": 4}
 RUN_OF = {
     "--env my_module:make": "*my_module*",
     "export RUN_DIR": "CartPole-v1__ppo*",
+    "serve RUN_DIR": "CartPole-v1__ppo*",
     "video RUN_DIR film.gif": "CartPole-v1__ppo*",
     "RUN_DIR --kind table --score evaluation": "*before",
 }
@@ -152,16 +156,14 @@ def reported(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("metrics.jsonl"))
 
 
-def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
-    """Runs a command line in a folder, until it reports if it trains;
-    returns its exit code and its output.
-    """
+def environment(command: str, folder: Path) -> dict[str, str]:
+    """The environment variables of a command."""
     env = {
         name: value
         for name, value in os.environ.items()
         if name not in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
     }
-    env |= {
+    return env | {
         "JAX_PLATFORMS": "cpu",
         "MINARI_DATASETS_PATH": str(folder / "minari"),  # not among the user's
         "JAX_NUM_CPU_DEVICES": str(next((n for part, n in DEVICES.items() if part in command), 1)),
@@ -169,6 +171,37 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
         # no clone: a wheel may be tried
         "PYTHONPATH": f"{runs.ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
     }
+
+
+@contextlib.contextmanager
+def serving(command: str, folder: Path, limit: float = 300) -> Iterator[None]:
+    """Serves until the context ends, from the first line of the server's output on."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        cwd=folder,
+        env=environment(command, folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ended = threading.Timer(limit, process.kill)
+    ended.start()
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    try:
+        assert first.startswith('{"url": "http://'), (command, process.communicate())
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+        ended.cancel()
+        assert process.returncode == 130 and "Traceback" not in told, told
+
+
+def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
+    """Runs a command line in a folder, until it reports if it trains;
+    returns its exit code and its output.
+    """
     before, stops = reported(folder), "\nfor " not in command
     if re.match(r"jaxrl-dist (train|sweep|resume) ", command) and "--help" not in command:
         command += " --report-interval 1"
@@ -176,7 +209,7 @@ def execute(command: str, folder: Path, limit: float = 900) -> tuple[int, str]:
         process = subprocess.Popen(
             ["bash", "-c", command if "\n" in command else f"exec {command}"],
             cwd=folder,
-            env=env,
+            env=environment(command, folder),
             stdout=output,
             stderr=output,
         )
@@ -332,6 +365,12 @@ CASES = ("docs/index.md", "docs/algorithms/ppo.md", "docs/algorithms/pqn.md")
     ],
 )
 def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
+    with contextlib.ExitStack() as servers:
+        run_commands(page, reader, servers)
+
+
+def run_commands(page: str, reader: Path, servers: contextlib.ExitStack) -> None:
+    """Runs the commands of a page; a server of one answers the later ones."""
     skipped: list[str] = []
     for command, message in commands(page):
         if (reason := refusal(command)) is not None:
@@ -342,6 +381,9 @@ def test_the_commands_of_a_page_run(page: str, reader: Path) -> None:
             command = command.replace(
                 "RUN_DIR", newest(reader, pattern, populations="populations" in page)
             )
+        if command.startswith("jaxrl-dist serve "):
+            servers.enter_context(serving(command, reader))
+            continue
         code, output = execute(command, reader)
         told = f"{page}: {command}\nexit code {code}\n{output[-3000:]}"
         assert code == 2 if message else code in (0, 130), told

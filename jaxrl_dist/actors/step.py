@@ -125,6 +125,27 @@ def read_by(function: Callable[..., Any], *arguments: PyTree) -> list[bool]:
     return list(partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1])
 
 
+def read_later(step: Callable[[PyTree], tuple[PyTree, PyTree]], core: PyTree) -> set[int]:
+    """Returns the numbers of the core's arrays on which the outputs of ``step`` depend, in this
+    step or in a later one.
+
+    Args:
+      step: ``core -> (outputs, core)``.
+      core: shapes and dtypes.
+    """
+    needed = set[int]()
+    while True:
+
+        def outputs(core: PyTree, needed: frozenset[int] = frozenset(needed)) -> PyTree:
+            output, after = step(core)
+            return output, [leaf for at, leaf in enumerate(jax.tree.leaves(after)) if at in needed]
+
+        used = {at for at, reads in enumerate(read_by(outputs, core)) if reads}
+        if used <= needed:
+            return needed
+        needed |= used
+
+
 def reads_of_core(
     algorithm: Algorithm, spec: EnvSpec, variables: Variables
 ) -> tuple[set[int], set[int]]:

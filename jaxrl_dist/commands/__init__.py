@@ -39,6 +39,7 @@ USES = (
     ),
     ("plot RUN_DIR ... -o FILE", "plot learning curves, or compare scores: --kind"),
     ("export RUN_DIR [-o FILE]", "write the policy as StableHLO, which runs without this package"),
+    ("serve RUN_DIR [FLAGS]", "answer observations with a policy's actions, over HTTP"),
     ("new ALGO FILE.py [--env ID]", "write an algorithm as one file, for you to change"),
     ("check-env ENV [FLAGS]", "check your own environment: one line for each fault"),
     (

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_dist import spaces
+from jaxrl_dist.actors.step import read_later
 from jaxrl_dist.errors import ConfigError, one_line
 from jaxrl_dist.play import onnx
 from jaxrl_dist.play.policy import Policy
@@ -205,7 +206,8 @@ class Acting:
         self._policy = policy
         self._initial = policy.initial_core(ROWS)
         self._rows, self._tree = jax.tree.flatten(self._initial)
-        self._needed = _needed(policy, _shapes(obs, ROWS), self._initial)
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _shapes(obs, ROWS))
+        self._needed = read_later(lambda core: policy(blank, core), self._initial)
         self._alike = all(
             bool(jnp.all(self._rows[at] == self._rows[at][:1])) for at in self._needed
         )
@@ -240,29 +242,6 @@ class Acting:
 def _shapes(tree: PyTree, size: Size) -> PyTree:
     """Returns the shapes and dtypes of arrays ``[B, ...]`` for a batch of this size."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype), tree)
-
-
-def _needed(policy: Policy, obs: PyTree, core: PyTree) -> set[int]:
-    """Returns the numbers of the core's arrays on which greedy actions depend, now or later."""
-    from jax import export as jax_export
-
-    needed = set[int]()
-    count = len(jax.tree.leaves(core))
-    before = len(jax.tree.leaves(obs))
-    while len(needed) < count:
-
-        def outputs(
-            obs: PyTree, core: PyTree, needed: frozenset[int] = frozenset(needed)
-        ) -> tuple[PyTree, list[jax.Array]]:
-            action, after = policy(obs, core)
-            return action, [leaf for at, leaf in enumerate(jax.tree.leaves(after)) if at in needed]
-
-        used = jax_export.export(jax.jit(outputs))(obs, core).module_kept_var_idx
-        more = {at - before for at in used if at >= before}
-        if more <= needed:
-            break
-        needed |= more
-    return needed
 
 
 def _plain(tree: PyTree) -> PyTree:

@@ -32,7 +32,7 @@ from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import clipped
 from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
-from jaxrl_dist.types import Context, PyTree, Timestep, Variables
+from jaxrl_dist.types import Acted, Context, PyTree, Timestep, Variables
 
 
 class Policy:
@@ -47,7 +47,7 @@ class Policy:
         self.source = source
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
-        self._act = jax.jit(self._choose)
+        self._act = jax.jit(lambda *inputs: self.choose(*inputs)[:2])
 
     if not TYPE_CHECKING:
 
@@ -129,9 +129,7 @@ class Policy:
         if core is None:
             core = self.initial_core(num_envs)
         if reward is not None:
-            none = np.zeros(num_envs, bool)
-            step = Timestep(obs, jnp.asarray(reward, jnp.float32), none, none, ~none)
-            core = self.algorithm.feedback(core, (), step)
+            core = self.rewarded(obs, core, reward)
         keys = None
         if key is not None:
             keys = jax.random.split(_checked_key(key), num_envs)
@@ -212,17 +210,29 @@ class Policy:
             return evaluator.of_member(seed, fresh=True)
         return evaluator
 
-    def _choose(
+    def rewarded(self, obs: PyTree, core: PyTree, reward: ArrayLike) -> PyTree:
+        """Returns the policy state ``[B, ...]`` that has seen the rewards ``[B]`` of the last
+        actions.
+        """
+        rewards = jnp.asarray(reward, jnp.float32)
+        none = np.zeros(rewards.shape, bool)
+        return self.algorithm.feedback(core, (), Timestep(obs, rewards, none, none, ~none))
+
+    def choose(
         self, variables: Variables, obs: PyTree, core: PyTree, keys: jax.Array | None
-    ) -> tuple[jax.Array, PyTree]:
+    ) -> Acted:
+        """As ``types.Policy``, with actions as the environment has them; ``obs`` as
+        ``observations.checked`` returns them.
+        """
         context = Context(keys, jnp.float32(END_OF_SCHEDULES))
-        action, core, _ = self.algorithm.policy(variables, obs, core, context)
+        action, core, extras = self.algorithm.policy(variables, obs, core, context)
         space = self.source.spec.action
         chosen = spaces.leaves(clipped(space, action))
         native = {
             path: spaces.native(part, chosen[path]) for path, part in spaces.leaves(space).items()
         }
-        return spaces.tupled(spaces.nested(space, native), self.source.spec.tuples, "action"), core
+        tree = spaces.nested(space, native)
+        return spaces.tupled(tree, self.source.spec.tuples, "action"), core, extras
 
 
 def _restored(config: Train, variables: Variables, fresh: bool) -> Policy:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ HEARTBEAT_SECONDS = 60.0
 """Seconds after which a silent web socket is asked whether it is still there; it is closed unless
 it answers within half of them."""
 ACCESS = web.AppKey("access", Access)
+_SOCKETS = web.AppKey("sockets", weakref.WeakSet[web.WebSocketResponse])
 
 _silent = logging.getLogger("jaxrl_dist.wire")  # aiohttp prints what malformed requests do
 _silent.addHandler(logging.NullHandler())
@@ -34,10 +36,11 @@ def application(access: Access, max_bytes: int = MAX_BYTES) -> web.Application:
     """Returns an application without routes, which answers only those who have ``access``.
 
     A handler raises ``WireError`` to refuse a request; an answer to a refused one is
-    ``{"error": text}``. The token of a web socket is checked by ``first_message``.
+    ``refusal``. The token of a web socket is checked by ``open_socket``.
     """
     app = web.Application(middlewares=[_guard], client_max_size=max_bytes)
     app[ACCESS] = access
+    app[_SOCKETS] = weakref.WeakSet()
     return app
 
 
@@ -58,16 +61,16 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
                 access.check_header(request.headers.get("Authorization", ""))
             response = await handler(request)
     except WireError as error:
-        response = _refusal(error)
+        response = _refused(error)
         if error.status == 403:
             return response
     except web.HTTPException as error:
-        response = _refusal(WireError(_REMEDIES.get(error.status, error.reason), error.status))
+        response = _refused(WireError(_REMEDIES.get(error.status, error.reason), error.status))
     except (ConnectionError, asyncio.CancelledError):  # nobody is there to be answered
         raise
     except Exception as error:
         say(f"error: a request failed: {one_line(error)}")
-        response = _refusal(WireError("the server failed; its own output says why", 500))
+        response = _refused(WireError("the server failed; its own output says why", 500))
     if origin is not None and not response.prepared:
         response.headers["Access-Control-Allow-Origin"] = origin
         response.headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type"
@@ -82,11 +85,16 @@ _REMEDIES = {
 }
 
 
-def _refusal(error: WireError) -> web.Response:
-    response = web.json_response({"error": str(error)}, status=error.status)
+def _refused(error: WireError) -> web.Response:
+    response = web.json_response(refusal(error), status=error.status)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def refusal(error: WireError) -> dict[str, Any]:
+    """Returns the answer that says why a request is refused."""
+    return {"error": str(error), "status": error.status}
 
 
 async def body(request: web.Request) -> tuple[Any, Format]:
@@ -138,6 +146,7 @@ async def open_socket(
     if not socket.can_prepare(request).ok:
         raise WireError("this path is for web sockets; connect with ws://", 426)
     await socket.prepare(request)
+    request.app[_SOCKETS].add(socket)
     format = Format.JSON
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -205,22 +214,42 @@ async def send(socket: web.WebSocketResponse, value: Any, format: Format) -> Non
 async def refuse(socket: web.WebSocketResponse, error: WireError, format: Format) -> None:
     """Sends a refusal, if the client is still there."""
     with contextlib.suppress(ConnectionError):
-        await send(socket, {"error": str(error), "status": error.status}, format)
+        await send(socket, refusal(error), format)
+
+
+async def _nothing() -> None:
+    pass
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: web.Application, host: str, port: int, *, grace: float = 5.0
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    drained: Callable[[], Awaitable[None]] = _nothing,
+    grace: float = 5.0,
 ) -> AsyncIterator[int]:
-    """Listens while the context is open, and yields the port.
+    """Listens while the context is open, and yields the port. At the end it closes all
+    connections.
 
     Args:
       port: 0: a free one.
-      grace: seconds for which requests that wait are still answered at the end.
+      drained: returns when nobody waits for an answer any more.
+      grace: seconds for which the end waits for this, and for requests that are still read.
 
     Raises:
-      ConfigError: the port is in use, or the host is none of this machine.
+      ConfigError: the port is in use, or the host is not this machine's.
     """
+
+    async def close_sockets(app: web.Application) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await drained()
+        for socket in set(app[_SOCKETS]):
+            await socket.close(code=1001)  # "going away"
+
+    app.on_shutdown.append(close_sockets)
     runner = web.AppRunner(
         app, access_log=None, logger=_silent, shutdown_timeout=grace, auto_decompress=False
     )
