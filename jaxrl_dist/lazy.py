@@ -20,6 +20,7 @@ _NETWORKS = (
     "observations",
     "perturbation",
     "torsos",
+    "values",
 )
 
 if TYPE_CHECKING:
@@ -35,15 +36,24 @@ if TYPE_CHECKING:
         observations,
         perturbation,
         torsos,
+        values,
     )
 else:
     mctx = Module("mctx")
     mesh, packing, returns, rng, spaces = (
         Module(f"jaxrl_dist.{name}") for name in ("mesh", "packing", "returns", "rng", "spaces")
     )
-    core_inputs, cores, distributions, models, networks, observations, perturbation, torsos = (
-        Module(f"jaxrl_dist.nn.{name}") for name in _NETWORKS
-    )
+    (
+        core_inputs,
+        cores,
+        distributions,
+        models,
+        networks,
+        observations,
+        perturbation,
+        torsos,
+        values,
+    ) = (Module(f"jaxrl_dist.nn.{name}") for name in _NETWORKS)
 
 __all__ = ["jax", "jnp", "mctx", "np", "optax"]
 __all__ += ["mesh", "packing", "returns", "rng", "spaces"]
@@ -56,4 +66,5 @@ __all__ += [
     "observations",
     "perturbation",
     "torsos",
+    "values",
 ]

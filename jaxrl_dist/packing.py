@@ -167,19 +167,26 @@ def sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def take_along_last(values: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns ``values[..., index]``, the element of each row ``[A]`` that ``index [...]`` names.
+    """Returns ``values[..., index]``, the element of each row ``[A]`` that ``index [...]`` names,
+    as ``take_rows`` does.
+    """
+    return take_rows(values[..., None], index)[..., 0]
+
+
+def take_rows(values: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns ``values[..., index, :]``, the row of each matrix ``[A, K]`` that ``index [...]``
+    names.
 
     On a GPU it is a sum with zeros, whose gradient needs no scatter.
     """
 
     def add(values: jax.Array, index: jax.Array) -> jax.Array:
-        chosen = (
-            jax.lax.broadcasted_iota(index.dtype, values.shape, values.ndim - 1) == index[..., None]
-        )
-        return jnp.sum(jnp.where(chosen, values, 0), axis=-1, dtype=values.dtype)
+        numbers = jax.lax.broadcasted_iota(index.dtype, values.shape, values.ndim - 2)
+        chosen = numbers == index[..., None, None]
+        return jnp.sum(jnp.where(chosen, values, 0), axis=-2, dtype=values.dtype)
 
     def take(values: jax.Array, index: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+        return jnp.take_along_axis(values, index[..., None, None], axis=-2)[..., 0, :]
 
     return jax.lax.platform_dependent(values, index, cuda=add, default=take)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from jaxrl_dist.algorithms import exploration, sequences
 from jaxrl_dist.algorithms.conservative import ConservativeConfig
@@ -13,7 +13,18 @@ from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, packing, returns
+from jaxrl_dist.lazy import (
+    distributions,
+    jax,
+    jnp,
+    networks,
+    observations,
+    optax,
+    packing,
+    returns,
+    values,
+)
+from jaxrl_dist.nn.config import DistributionConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 
@@ -22,6 +33,7 @@ class DQN(
     TablePresets,
     exploration.EpsilonConfig,
     ConservativeConfig,
+    DistributionConfig,
     hidden_sizes=(128, 128),
     activation="relu",
     learning_rate=5e-4,
@@ -59,27 +71,28 @@ class DQN(
     rescale_values: bool = False
     """Learn ``h(Q)``, ``h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x``, which compresses large
     values (Pohlen et al. 2018; Kapturowski et al. 2019, section 2.3)."""
-    num_atoms: int = setting(1, low=1)
-    """Atoms of the return distribution (Bellemare et al. 2017, C51: 51); 1: only its mean."""
-    value_min: float = setting(-10.0, low=-1e9, high=1e9)
-    """Return of the lowest atom."""
-    value_max: float = setting(10.0, low=-1e9, high=1e9)
-    """Return of the highest atom."""
+    munchausen: float | None = setting(None, low=0, high=1)
+    """Weight of the log-probability of its action that each window's reward gets, and soft values
+    in its bootstrap (Vieillard et al. 2020: 0.9); None: plain Q-learning."""
+    soft_temperature: float = setting(0.03, above=0, needs="munchausen")
+    """Temperature of the softmax policy of ``--munchausen``, in units of the reward."""
     noisy: bool = False
     """Explore with noisy layers (Fortunato et al. 2018), in addition to epsilon."""
     parameter_noise: bool = False
     """Explore with noise on the parameters, constant within an episode, in place of random actions;
     its size adapts to change the policy about as much as epsilon would (Plappert et al. 2018)."""
 
-    adam_epsilon: ClassVar[float] = 1.5e-4
-    """Hessel et al. (2018), table 1."""
+    adam_epsilon: float = setting(1.5e-4, above=0)
+    """Added to the root of mean squared gradients by which Adam divides (Hessel et al. 2018, table
+    1)."""
 
     def validate(self) -> None:
         super().validate()
         check_used(self, "td_loss", active=self.num_atoms == 1, needed="--num-atoms 1")
-        check_used(
-            self, "value_min", "value_max", active=self.num_atoms > 1, needed="--num-atoms above 1"
-        )
+        check_used(self, "double", active=self.munchausen is None, needed="--munchausen none")
+        check_used(self, "adam_epsilon", active=self.optimizer is None, needed="--optimizer none")
+        if self.munchausen is not None and self.rescale_values:
+            raise ConfigError("--munchausen does not work with --rescale-values; remove one")
         annealed = not self.epsilon_ladder
         annealing = "epsilon_start", "epsilon_end", "epsilon_steps", "ez_greedy"
         check_used(self, *annealing, active=annealed, needed="--no-epsilon-ladder")
@@ -98,10 +111,6 @@ class DQN(
             others.append("--core")
         if self.parameter_noise and others:
             raise ConfigError(f"--parameter-noise does not work with {others[0]}; remove one")
-        if self.num_atoms > 1 and not self.value_min < self.value_max:
-            raise ConfigError(
-                f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}"
-            )
 
     def error_loss(self, error: jax.Array) -> jax.Array:
         """Returns the loss of each temporal-difference error."""
@@ -118,6 +127,37 @@ class DQN(
         if not self.rescale_values:
             return reward + discount * value
         return returns.rescale(reward + discount * returns.unscale(value))
+
+    def draws(self, keys: jax.Array) -> list[tuple[jax.Array | None, jax.Array | None]]:
+        """Returns the keys ``[N]`` of the noise and the fractions ``[N, num_atoms]`` for a loss's
+        four evaluations of the network; None: without.
+        """
+
+        def extra(number: int) -> jax.Array:
+            return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+        noise: list[jax.Array | None] = [None] * 4
+        fractions: list[jax.Array | None] = [None] * 4
+        if self.noisy:
+            split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
+            noise = [*jnp.moveaxis(split, 1, 0), extra(3)]
+        if self.quantiles == "implicit":
+            draw = jax.vmap(lambda key: jax.random.uniform(key, (4, self.num_atoms)))
+            fractions = list(jnp.moveaxis(draw(extra(4)), 1, 0))
+        return list(zip(noise, fractions, strict=True))
+
+    def soft_log_probs(self, q: jax.Array, legal: jax.Array | None) -> jax.Array:
+        """Returns log-probabilities ``[N, A]`` of the softmax of values ``[N, A]``."""
+        return jax.nn.log_softmax(observations.masked(q, legal) / self.soft_temperature)
+
+    def soft_reward(self, log_prob: jax.Array) -> jax.Array:
+        """Returns what an action's log-probability adds to its reward, at least
+        ``-munchausen``.
+
+        Source: Vieillard et al. (2020), https://arxiv.org/abs/2007.14430, section 3.1.
+        """
+        assert self.munchausen is not None
+        return self.munchausen * jnp.clip(self.soft_temperature * log_prob, -1.0, 0.0)
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:
@@ -191,33 +231,29 @@ class DQN(
 
     def make(self, spec: EnvSpec) -> Algorithm:
         size = num_actions(self, spec)
+        head = values.make_head(self, self.error_loss)
         network = networks.q_network(
             self,
             observations.input_space(spec),
             size,
-            num_atoms=self.num_atoms,
+            num_atoms=head.size,
             dueling=self.dueling,
             noisy=self.noisy,
+            implicit=self.quantiles == "implicit",
             recurrence=sequences.recurrence(self, spec),
         )
-        atoms = jnp.linspace(self.value_min, self.value_max, self.num_atoms)
-
-        def values(outputs: jax.Array) -> jax.Array:
-            """Converts network outputs ``[N, A, atoms]`` to action values ``[N, A]``."""
-            if self.num_atoms == 1:
-                return outputs[..., 0]
-            return jnp.sum(jax.nn.softmax(outputs) * atoms.reshape(1, 1, -1), axis=-1)
 
         def policy(variables: Variables, obs: PyTree, core: PyTree, context: Context) -> Acted:
             noise_keys = keys = None
             if context.keys is not None:
                 noise_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
-            q = values(network.apply(variables.params, obs, noise_keys if self.noisy else None))
+            noise = noise_keys if self.noisy else None
+            q = head.mean(network.apply(variables.params, obs, noise))
             action, core = self.act(q, observations.legal(spec, obs), keys, core, context.env_step)
             return action, core, {}
 
         def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, float]:
-            q = values(network.apply(variables.params, obs, None))
+            q = head.mean(network.apply(variables.params, obs, None))
             if self.rescale_values:
                 q = returns.unscale(q)
             return q, 0.0
@@ -225,39 +261,21 @@ class DQN(
         def log_prob(
             variables: Variables, obs: PyTree, core: PyTree, action: PyTree, context: Context
         ) -> jax.Array:
-            q = values(network.apply(variables.params, obs, None))
+            q = head.mean(network.apply(variables.params, obs, None))
             return self.log_prob(q, observations.legal(spec, obs), core, action, context.env_step)
 
-        def expected_loss(
-            q: jax.Array, batch: PyTree, bootstrap: jax.Array, best: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            """Returns losses and priorities, ``[N]`` each, of mean returns."""
-            next_q = packing.take_along_last(values(bootstrap), best)
-            target = self.bellman(batch["reward"], batch["discount"], next_q)
-            error = returns.constant(target) - q
-            return self.error_loss(error), jnp.abs(error)
-
-        def categorical_loss(
-            online: jax.Array, batch: PyTree, bootstrap: jax.Array, best: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            """Returns losses and priorities, ``[N]`` each, of distributions of returns."""
-            rows = jnp.arange(len(online))
-            probs = jax.nn.softmax(bootstrap[rows, best])
-            reward = batch["reward"][:, None]
-            target = self.bellman(reward, batch["discount"][:, None], atoms[None])
-            project = jax.vmap(returns.project, (0, 0, None))
-            projected = returns.constant(project(target, probs, atoms))
-            losses = optax.losses.softmax_cross_entropy(online[rows, batch["action"]], projected)
-            # Hessel et al. (2018), section 4: the KL divergence, which is 0 where the prediction
-            # equals the target.
-            entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
-            return losses, jnp.maximum(losses - entropy, 0.0)
+        def soft_value(outputs: jax.Array, legal: jax.Array | None) -> values.Particles:
+            """Returns the particles ``[N, K]`` of the softmax policy's value, with its entropy."""
+            log_probs = self.soft_log_probs(head.mean(outputs), legal)
+            particles = head.particles(outputs)
+            soft = particles.returns - self.soft_temperature * log_probs[..., None]
+            return values.mixed(particles._replace(returns=soft), jnp.exp(log_probs))
 
         def conservative_metrics(
             q: jax.Array, batch: PyTree, online: jax.Array
         ) -> dict[str, jax.Array]:
             """Returns the loss of ``cql_weight``, ``[N]``, and how many values are at the floor."""
-            every_q = values(online)
+            every_q = head.mean(online)
             legal = observations.legal(spec, batch["obs"])
             metrics = {}
             if self.cql_floor:
@@ -272,22 +290,26 @@ class DQN(
         def loss(
             variables: Variables, batch: PyTree, context: Context
         ) -> tuple[jax.Array, jax.Array, Aux]:
-            noise: list[jax.Array | None] = [None, None, None]
-            if self.noisy:
-                keys = jax.vmap(lambda key: jax.random.split(key, 3))(context.keys)
-                noise = list(jnp.moveaxis(keys, 1, 0))
-            now = (batch["obs"], noise[0])
-            following = (batch["next_obs"], noise[2])
+            draws = self.draws(context.keys)
+            now = (batch["obs"], *draws[0])
+            following = (batch["next_obs"], draws[2][0])
             online, next_online = network.apply_each(variables.params, now, following)
-            bootstrap = network.apply(context.target, batch["next_obs"], noise[1])
-            choosing = next_online if self.double else bootstrap
-            q = packing.take_along_last(values(online), batch["action"])
+            bootstrap = network.apply(context.target, batch["next_obs"], *draws[1])
+            taken = packing.take_rows(online, batch["action"])
+            q = head.mean(taken)
             legal = observations.legal(spec, batch["next_obs"])
-            best = jnp.argmax(observations.masked(values(choosing), legal), axis=-1)
-            if self.num_atoms == 1:
-                losses, priority = expected_loss(q, batch, bootstrap, best)
+            reward = batch["reward"]
+            if self.munchausen is None:
+                choosing = next_online if self.double else bootstrap
+                best = jnp.argmax(observations.masked(head.mean(choosing), legal), axis=-1)
+                ahead = head.particles(packing.take_rows(bootstrap, best))
             else:
-                losses, priority = categorical_loss(online, batch, bootstrap, best)
+                before = head.mean(network.apply(context.target, batch["obs"], *draws[3]))
+                log_probs = self.soft_log_probs(before, observations.legal(spec, batch["obs"]))
+                reward += self.soft_reward(packing.take_along_last(log_probs, batch["action"]))
+                ahead = soft_value(bootstrap, legal)
+            target = self.bellman(reward[:, None], batch["discount"][:, None], ahead.returns)
+            losses, priority = head.loss(taken, returns.constant(ahead._replace(returns=target)))
             metrics = {"loss/q": losses, "q/mean": q}
             if self.cql_weight is not None:
                 metrics |= conservative_metrics(q, batch, online)
@@ -297,7 +319,8 @@ class DQN(
         algorithm = Algorithm(
             policy=policy,
             log_prob=None if self.noisy or self.parameter_noise else log_prob,
-            action_values=action_values,
+            # Munchausen values contain log-probabilities
+            action_values=action_values if self.munchausen is None else None,
             loss=loss,
             **value_learner(self, network),
             initial_core=self.exploration_state(),
@@ -313,7 +336,7 @@ class DQN(
             legal = observations.legal(spec, obs)
 
             def log_probs(params: PyTree) -> jax.Array:
-                q = values(network.apply(params, obs, None))
+                q = head.mean(network.apply(params, obs, None))
                 return jax.nn.log_softmax(observations.masked(q, legal))
 
             plain = log_probs(params)

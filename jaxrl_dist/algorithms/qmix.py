@@ -40,6 +40,7 @@ class QMIX(DQN, n_step=1):
         super().validate()
         check_used(self, "mixing_size", active=self.mixer == "qmix", needed="--mixer qmix")
         others = {"num_atoms": 1, "noisy": False, "parameter_noise": False, "cql_weight": None}
+        others["munchausen"] = None
         for name, value in others.items():
             if getattr(self, name) != value:
                 raise ConfigError(

@@ -5,7 +5,7 @@ https://openreview.net/forum?id=r1lyTjAqYX.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxrl_dist.algorithms.dqn import DQN
 from jaxrl_dist.errors import ConfigError
@@ -26,6 +26,7 @@ class R2D2(
     epsilon_ladder=True,
     dueling=True,
     rescale_values=True,
+    adam_epsilon=1e-3,
 ):
     """Recurrent deep Q-learning from replayed sequences (Kapturowski et al. 2019).
 
@@ -39,8 +40,6 @@ class R2D2(
     """
 
     presets = "r2d2"
-    adam_epsilon: ClassVar[float] = 1e-3
-    """Kapturowski et al. (2019), appendix."""
 
     @classmethod
     def recurrent_preset(cls, preset: dict[str, Any]) -> dict[str, Any]:

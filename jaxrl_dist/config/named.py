@@ -27,6 +27,15 @@ PRESETS: dict[str, tuple[str, Fields]] = {
     "apex-ddpg": ("ddpg", {  # section 4.2
         "plan": "asynchronous", "num_envs": 8, "rollout_length": 16, "n_step": 5, "priority_exponent": 0.6,
     }),
+    "qrdqn": ("dqn", {
+        # Dabney et al. (2018), section 5, with 50 quantiles in place of 200. Their Adam has an
+        # epsilon of 0.01 / 32 for the sum over quantiles, and here the loss is the mean.
+        "num_atoms": 50, "quantiles": "fixed", "adam_epsilon": 0.01 / 32 / 50,
+    }),
+    "iqn": ("dqn", {
+        # Dabney et al. (2018), https://arxiv.org/abs/1806.06923, sections 3 and 4
+        "num_atoms": 8, "quantiles": "implicit", "adam_epsilon": 0.01 / 32 / 8,
+    }),
     "vdn": ("qmix", {
         # Sunehag et al. (2017), who do not normalise layers. Without it, values on
         # MPE_simple_spread rose above 0, where no reward is, in one of three seeds.

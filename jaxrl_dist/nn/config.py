@@ -60,6 +60,40 @@ class CriticConfig(Inherits):
 
 
 @dataclasses.dataclass(frozen=True)
+class DistributionConfig(Inherits):
+    """Flags of what value networks predict; algorithms inherit them."""
+
+    num_atoms: int = setting(1, low=1, high=MAX_SIZE)
+    """Atoms of the return distribution (Bellemare et al. 2017, C51: 51; Dabney et al. 2018,
+    QR-DQN: 200); 1: only its mean."""
+    quantiles: Literal["none", "fixed", "implicit"] = "none"
+    """What the atoms are. 'none': fixed returns whose probabilities are learned; 'fixed': returns
+    at fixed fractions of the distribution; 'implicit': returns at random fractions that the network
+    reads (Dabney et al. 2018, IQN)."""
+    quantile_huber: float = setting(1.0, above=0)
+    """Largest error of a quantile whose loss is squared; larger ones are linear (kappa; Dabney et
+    al. 2018, section 3.1). It draws the mean of the quantiles towards the median, so returns that
+    spread little need a smaller one."""
+    value_min: float = setting(-10.0, low=-1e9, high=1e9)
+    """Return of the lowest atom."""
+    value_max: float = setting(10.0, low=-1e9, high=1e9)
+    """Return of the highest atom."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_used(self, "quantiles", active=self.num_atoms > 1, needed="--num-atoms above 1")
+        learned = self.quantiles != "none"
+        check_used(self, "quantile_huber", active=learned, needed="--quantiles fixed or implicit")
+        bounded = self.num_atoms > 1 and self.quantiles == "none"
+        needed = "--num-atoms above 1 and --quantiles none"
+        check_used(self, "value_min", "value_max", active=bounded, needed=needed)
+        if bounded and not self.value_min < self.value_max:
+            raise ConfigError(
+                f"--value-min {self.value_min:g} must be below --value-max {self.value_max:g}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class NoiseConfig(Inherits):
     """Flag of policies that draw continuous actions; algorithms inherit it."""
 

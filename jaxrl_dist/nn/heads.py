@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxrl_dist.nn.config import TorsoConfig
 from jaxrl_dist.nn.layers import dense
 from jaxrl_dist.nn.torsos import make_mlp
+from jaxrl_dist.nn.values import middles
 from jaxrl_dist.types import PyTree
 
 
@@ -72,11 +73,20 @@ class NoisyDense(nn.Module):
         return y + out * (kernel_noise + bias_sigma.astype(self.dtype).reshape(1, -1))
 
 
-def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> Heads:
+COSINES = 64
+"""Cosines of a fraction that implicit quantiles read (Dabney et al. 2018, equation 4)."""
+FRACTIONS = 32
+"""Fractions whose quantiles make the value of an action (the same, section 3)."""
+
+
+def q_heads(
+    num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool, implicit: bool = False
+) -> Heads:
     """The values of actions, output ``[..., num_actions, num_atoms]``; see ``networks.q_network``.
 
     Input of noisy heads: ``keys [N]``, which draw the noise for features ``[N, D]``; None:
-    no noise.
+    no noise. Implicit heads also take ``fractions [N, F]``, by default ``FRACTIONS`` equal steps,
+    and put out ``[..., num_actions, 2 F]``, as ``values.implicit`` reads them.
     """
     sizes = [num_actions * num_atoms]
     if dueling:
@@ -88,15 +98,36 @@ def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> 
         layers = [dense(size, scale=1.0) for size in sizes]
 
     def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
-        return {
-            "heads": [layer.init(key, features) for layer, key in zip(layers, keys, strict=True)]
+        params: dict[str, PyTree] = {
+            "heads": [
+                layer.init(key, features)
+                for layer, key in zip(layers, keys[: len(layers)], strict=True)
+            ]
         }
+        if implicit:
+            waves = jnp.zeros((1, COSINES))
+            params["fractions"] = dense(features.shape[-1]).init(keys[-1], waves)
+        return params
 
     def apply(
-        params: PyTree, features: jax.Array, keys: jax.Array | None = None
+        params: PyTree,
+        features: jax.Array,
+        keys: jax.Array | None = None,
+        fractions: jax.Array | None = None,
     ) -> tuple[jax.Array]:
         # once, so that the gradients of both heads are summed in float32
         features = features.astype(jnp.float32)
+        if not implicit:
+            return (of_features(params, features, keys),)
+        if fractions is None:
+            fractions = jnp.broadcast_to(middles(FRACTIONS), (*features.shape[:-1], FRACTIONS))
+        mixed = features[..., None, :] * _embedded(params["fractions"], fractions)
+        every = jax.vmap(lambda one: of_features(params, one, keys)[..., 0], -2, -1)
+        quantiles = every(mixed)
+        read = jnp.broadcast_to(fractions[..., None, :], quantiles.shape)
+        return (jnp.concatenate([quantiles, read], axis=-1),)
+
+    def of_features(params: PyTree, features: jax.Array, keys: jax.Array | None) -> jax.Array:
         outputs = []
         for index, (layer, weights) in enumerate(zip(layers, params["heads"], strict=True)):
             inputs = [features]
@@ -105,12 +136,22 @@ def q_heads(num_actions: int, *, num_atoms: int, dueling: bool, noisy: bool) -> 
             output = layer.apply(weights, *inputs)
             outputs.append(output.reshape(*features.shape[:-1], -1, num_atoms))
         if not dueling:
-            return (outputs[0],)
+            return outputs[0]
         advantage, value = outputs
         mean = advantage.mean(axis=-2, keepdims=True)
-        return (jnp.broadcast_to(value, advantage.shape) + advantage - mean,)
+        return jnp.broadcast_to(value, advantage.shape) + advantage - mean
 
-    return Heads(len(sizes), init, apply)
+    return Heads(len(sizes) + implicit, init, apply)
+
+
+def _embedded(params: PyTree, fractions: jax.Array) -> jax.Array:
+    """Returns factors ``[..., F, D]`` of features for fractions ``[..., F]``: Dabney et al. 2018
+    (https://arxiv.org/abs/1806.06923), equation 4.
+    """
+    numbers = jnp.arange(COSINES).reshape(*(1,) * fractions.ndim, -1)
+    waves = jnp.cos(math.pi * numbers * fractions[..., None])
+    layer: Any = dense(params["params"]["bias"].size)
+    return nn.relu(layer.apply(params, waves))
 
 
 def linear_head(num_outputs: int, scale: float) -> Heads:

@@ -236,9 +236,10 @@ def q_network(
     num_atoms: int,
     dueling: bool,
     noisy: bool,
+    implicit: bool = False,
     recurrence: Recurrence | None = None,
 ) -> Network:
-    """The values of all actions, or the logits of their distributions over ``num_atoms`` atoms.
+    """The values of all actions, or what ``values`` reads as the distributions of their returns.
 
     ``apply`` is ``(params, obs [N, ...], keys [N] or None) -> [N, num_actions, num_atoms]``;
     keys draw the noise.
@@ -248,8 +249,11 @@ def q_network(
       dueling: separate heads for the state's value and the
         actions' advantages (Wang et al. 2016, equation 9).
       noisy: ``NoisyDense`` heads, whose noise explores.
+      implicit: quantiles at fractions that ``apply`` takes after the keys; see ``q_heads``.
     """
-    heads = q_heads(num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy)
+    heads = q_heads(
+        num_actions, num_atoms=num_atoms, dueling=dueling, noisy=noisy, implicit=implicit
+    )
     return _built(config, observation, heads, "q", recurrence)
 
 

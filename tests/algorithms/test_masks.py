@@ -137,6 +137,8 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn-cql-floor": ("dqn", {"cql_weight": 1.0, "cql_floor": True}),
     "dqn-single": ("dqn", {"double": False}),
     "dqn-atoms": ("dqn", {"num_atoms": 5, "value_min": -5.0, "value_max": 5.0}),
+    "dqn-quantiles": ("dqn", {"num_atoms": 5, "quantiles": "fixed"}),
+    "dqn-munchausen": ("dqn", {"num_atoms": 5, "quantiles": "fixed", "munchausen": 0.9}),
     "r2d2": (
         "r2d2",
         {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5},

@@ -30,6 +30,7 @@ NO_MEMORY = (
 ALGORITHMS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "dqn": ("dqn", Discrete(3), {"dueling": True}),
     "c51": ("dqn", Discrete(3), {"num_atoms": 5}),
+    "iqn": ("dqn", Discrete(3), {"num_atoms": 5, "quantiles": "implicit", "munchausen": 0.9}),
     "sac": ("sac", box(2, bound=1.0), {}),
     "sac-discrete": ("sac", Discrete(3), {}),
     "td3": ("td3", box(2, bound=1.0), {}),
