@@ -210,10 +210,10 @@ def test_the_documented_random_gravity_has_no_fault(
 def test_the_documented_relative_of_dqn_refuses_unused_flags() -> None:
     names: dict[str, Any] = {"__name__": __name__}
     exec(blocks("docs/adding-an-off-policy-algorithm.md")[1], names)
-    names["MunchausenDQN"]().validate()
+    names["AdvantageDQN"]().validate()
     for fields in ({"double": False}, {"core": "gru"}):
         with pytest.raises(jaxrl_dist.ConfigError, match="does nothing without DQN's own loss"):
-            names["MunchausenDQN"](**fields).validate()
+            names["AdvantageDQN"](**fields).validate()
 
 
 @pytest.mark.case  # test_the_documented_algorithm_can_be_tried_by_hand

@@ -82,7 +82,11 @@ SYNONYMS: dict[str, str] = {
     "priority_exponent": "prioritized_replay prioritized per per_alpha prioritized_replay_alpha",
     "importance_exponent": "per_beta prioritized_replay_beta beta",
     "double": "double_q double_dqn use_double",
-    "num_atoms": "n_atoms atoms",
+    "num_atoms": "n_atoms atoms n_quantiles num_quantiles num_tau_samples",
+    "munchausen": "m_dqn munchausen_alpha",
+    "soft_temperature": "munchausen_tau entropy_tau",
+    "adam_epsilon": "adam_eps",
+    "quantile_huber": "kappa huber_param",
     "value_min": "v_min vmin",
     "value_max": "v_max vmax",
     "sequence_length": "seq_len trace_length max_seq_len",
@@ -121,7 +125,7 @@ _GOALS = "hindsight replay (HER) is not supported yet; a policy sees the goal as
 INSTEAD = _by_name({
     "gpu cuda device use_cuda gpu_id accelerator platform":
         "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none",
-    "adam_eps adam_epsilon optimizer_kwargs momentum beta1 beta2":
+    "optimizer_kwargs momentum beta1 beta2":
         "--optimizer takes optax's defaults; an algorithm file of yours can name others",
     "render render_mode capture_video record_video save_video gif":
         "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training",

@@ -212,10 +212,18 @@ def test_probes_under_the_other_plans(name: str, plan: str) -> None:
         check_probe(learned, kind, False)
 
 
+def plans_of(name: str) -> list[str]:
+    """All plans, or the one that a preset names."""
+    _, fields = PRESETS.get(name, ("", {}))
+    if "plan" in fields:
+        return [fields["plan"]]
+    return [*PLANS, *THREADED]
+
+
 COMBINATIONS = [
     (name, plan, backend)
     for name in (*ALGORITHMS, *(name for name in PRESETS if data_of(name) is None))
-    for plan in ([*PLANS, *THREADED] if name in ALGORITHMS else [PRESETS[name][1]["plan"]])
+    for plan in plans_of(name)
     for backend in BACKENDS
     if backend == "gymnax" or plan != "on_device"
 ]
