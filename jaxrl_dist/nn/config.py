@@ -67,11 +67,11 @@ class DistributionConfig(Inherits):
     """Atoms of the return distribution (Bellemare et al. 2017, C51: 51; Dabney et al. 2018,
     QR-DQN: 200); 1: only its mean."""
     quantiles: Literal["none", "fixed", "implicit"] = "none"
-    """What the atoms are. 'none': fixed returns whose probabilities are learned; 'fixed': returns
-    at fixed fractions of the distribution; 'implicit': returns at random fractions that the network
+    """What the atoms are. 'none': fixed returns with learned probabilities; 'fixed': returns at
+    fixed fractions of the distribution; 'implicit': returns at random fractions that the network
     reads (Dabney et al. 2018, IQN)."""
     quantile_huber: float = setting(1.0, above=0)
-    """Largest error of a quantile whose loss is squared; larger ones are linear (kappa; Dabney et
+    """Errors of quantiles up to this have a squared loss, larger ones a linear loss (kappa; Dabney et
     al. 2018, section 3.1). It draws the mean of the quantiles towards the median, so returns that
     spread little need a smaller one."""
     value_min: float = setting(-10.0, low=-1e9, high=1e9)

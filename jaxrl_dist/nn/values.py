@@ -25,7 +25,7 @@ class Particles(NamedTuple):
     returns: jax.Array
     """[..., K]."""
     probabilities: jax.Array
-    """[..., K], whose sum over ``K`` is 1."""
+    """[..., K]; their sum over ``K`` is 1."""
 
     def mean(self) -> jax.Array:
         """Returns the expected return ``[...]``."""
@@ -164,7 +164,7 @@ def quantile_loss(
     which falls to 0; the mean error of pairs does not.
 
     Args:
-      kappa: largest error whose loss is squared. Errors of pairs above it only count by their sign.
+      kappa: errors up to it have a squared loss, and larger ones a linear loss.
     """
     error = returns.constant(target.returns[:, None, :] - quantiles[:, :, None])  # [N, F, K]
     below = fractions[:, :, None]
