@@ -71,9 +71,9 @@ class DistributionConfig(Inherits):
     fixed fractions of the distribution; 'implicit': returns at random fractions that the network
     reads (Dabney et al. 2018, IQN)."""
     quantile_huber: float = setting(1.0, above=0)
-    """Errors of quantiles up to this have a squared loss, larger ones a linear loss (kappa; Dabney et
-    al. 2018, section 3.1). It draws the mean of the quantiles towards the median, so returns that
-    spread little need a smaller one."""
+    """Errors of quantiles up to this have a squared loss, larger ones a linear loss (Dabney et al.
+    2018, section 3.1: kappa). Quantiles that lie closer together are biased, and so is their mean:
+    returns that spread little need a smaller one."""
     value_min: float = setting(-10.0, low=-1e9, high=1e9)
     """Return of the lowest atom."""
     value_max: float = setting(10.0, low=-1e9, high=1e9)

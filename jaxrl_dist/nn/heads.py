@@ -76,7 +76,7 @@ class NoisyDense(nn.Module):
 COSINES = 64
 """Cosines of a fraction that implicit quantiles read (Dabney et al. 2018, equation 4)."""
 FRACTIONS = 32
-"""The value of an action is the mean of the quantiles at so many fractions (the same, section 3)."""
+"""The value of an action is the mean of the quantiles at so many fractions (section 3)."""
 
 
 def q_heads(
