@@ -85,7 +85,6 @@ SYNONYMS: dict[str, str] = {
     "num_atoms": "n_atoms atoms n_quantiles num_quantiles num_tau_samples",
     "munchausen": "m_dqn munchausen_alpha",
     "soft_temperature": "munchausen_tau entropy_tau",
-    "adam_epsilon": "adam_eps",
     "quantile_huber": "kappa huber_param",
     "value_min": "v_min vmin",
     "value_max": "v_max vmax",
@@ -125,8 +124,8 @@ _GOALS = "hindsight replay (HER) is not supported yet; a policy sees the goal as
 INSTEAD = _by_name({
     "gpu cuda device use_cuda gpu_id accelerator platform":
         "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none",
-    "optimizer_kwargs momentum beta1 beta2":
-        "--optimizer takes optax's defaults; an algorithm file of yours can name others",
+    "adam_eps adam_epsilon optimizer_kwargs momentum beta1 beta2":
+        "--optimizer takes optax's defaults; an algorithm file of yours can name others, and dqn has --adam-epsilon",
     "render render_mode capture_video record_video save_video gif":
         "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training",
     "sde use_sde sde_sample_freq gsde":
