@@ -226,6 +226,15 @@ async def echo(request: web.Request) -> web.Response:
     return server.answer(message, format)
 
 
+answered: list[str] = []
+"""The methods of the requests that reached a handler."""
+
+
+async def describe(request: web.Request) -> web.Response:
+    answered.append(request.method)
+    return server.answer("a secret", Format.JSON)
+
+
 async def echoes(request: web.Request) -> web.WebSocketResponse:
     socket, first = await server.open_socket(request, max_bytes=1000)
     if first is not None:
@@ -245,6 +254,8 @@ def with_port(client: Client, *, origins: tuple[str, ...] = ()) -> Any:
         app = server.application(Access(TOKEN, origins), max_bytes=1000)
         app.router.add_post("/echo", echo)
         app.router.add_get("/socket", echoes)
+        app.router.add_get("/about", describe)
+        app.router.add_post("/about", describe)
         async with (
             server.listening(app, "127.0.0.1", 0, grace=0.1) as port,
             aiohttp.ClientSession() as session,
@@ -296,9 +307,27 @@ def test_a_request_is_refused_in_one_line(name: str, capsys: pytest.CaptureFixtu
 
     answered, content, after = with_port(client)
     assert (answered, after) == (status, "1")
-    assert content.keys() == {"error"} and "\n" not in content["error"]
+    assert content["status"] == status and "\n" not in content["error"]
     assert TOKEN not in content["error"]
     assert ("a fault of two lines" in capsys.readouterr().err) is (status == 500)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_the_headers_of_a_socket_replace_no_token(method: str) -> None:
+    answered.clear()
+    handshake = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
+
+    async def client(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+        async with session.request(method, f"{url}/about", headers=handshake) as response:
+            return response.status, await response.text()
+
+    status, text = with_port(client)
+    assert status == 401 and "secret" not in text and "POST" not in answered
 
 
 def test_a_message_comes_back_in_its_format() -> None:

@@ -57,9 +57,14 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method == "OPTIONS":  # what browsers ask before they send a token
             response = web.Response(status=204)
         else:
-            if request.headers.get("Upgrade", "").lower() != "websocket":
-                access.check_header(request.headers.get("Authorization", ""))
+            authorization = request.headers.get("Authorization", "")
+            upgrades = request.headers.get("Upgrade", "").lower() == "websocket"
+            may_open_socket = upgrades and request.method == "GET"
+            if not may_open_socket:
+                access.check_header(authorization)
             response = await handler(request)
+            if not isinstance(response, web.WebSocketResponse):  # nobody has checked the token
+                access.check_header(authorization)
     except WireError as error:
         response = _refused(error)
         if error.status == 403:
