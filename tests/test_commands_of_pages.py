@@ -47,6 +47,7 @@ ELSEWHERE = {
     "--checkpoint 1003162": "needs a run of so many steps; tests/commands",
     "@100352": "needs a run of so many steps; tests/play",
     "@403162": "needs a run of so many steps; tests/play",
+    "plot runs/ppo-10 runs/a2c-10": "needs runs that ended; tests/test_docs.py",
     "--metric own/": "needs a metric of one's own; tests/training",
 }
 """Parts of commands that are not run here, with the reason and what tests them."""

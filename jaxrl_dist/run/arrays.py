@@ -159,9 +159,16 @@ def _arrays(
     arrays = {name: np.zeros(*shape) for name, shape in wanted.items() if 0 in shape[0]}
     for name in sorted((wanted if others else wanted.keys() | stored.keys()) - arrays.keys()):
         if wanted.get(name) != stored.get(name):
+            there = _describe(stored.get(name))
+            here = _describe(wanted.get(name))
+            if name.startswith("stats/"):
+                raise DamageError(
+                    f"{path.parent} holds other running statistics: {name} is {there} there, but "
+                    f"{here} here; normalise observations and scale rewards in both runs or in "
+                    "neither"
+                )
             raise DamageError(
-                f"{path.parent} holds another network: {name} is {_describe(stored.get(name))} "
-                f"there, but {_describe(wanted.get(name))} here"
+                f"{path.parent} holds another network: {name} is {there} there, but {here} here"
             )
     for entry in entries:
         if entry.name in wanted:

@@ -198,6 +198,14 @@ def test_what_does_not_fit_is_one_line(parts: str, message: str, tmp_path: Path)
     assert "\n" not in str(refused.value)
 
 
+def test_other_running_statistics_name_the_settings_to_change(tmp_path: Path) -> None:
+    like = jax.eval_shape(lambda: Variables({"torso": layer(3, 8)}, {"count": np.float32(0)}))
+    with pytest.raises(
+        ValueError, match=r"stats/count is missing there, .*; normalise observations"
+    ):
+        load(saved(tmp_path, torso=layer(3, 8)), like, None)
+
+
 def test_parts_need_a_run() -> None:
     with pytest.raises(ValueError, match="init_parts does nothing without init_from"):
         jaxrl_dist.Train(DQN(), env="CartPole-v1", init_parts="torso").checked()
