@@ -156,7 +156,7 @@ def reset_interval(since: IntervalSums, blank: IntervalSums) -> IntervalSums:
         sums = {name: np.asarray(sums.get(name, zero), zero.dtype) for name, zero in zeros.items()}
         # another number of devices: the first holds all episodes
         if len(episodes.episodes) != len(none.episodes):
-            whole = with_info(episodes.merge(), none)
+            whole = with_info(episodes.merge(), none.merge())
             episodes = jax.tree.map(lambda all, none: np.append(all, none[1:]), whole, none)
         episodes = with_info(episodes, none)
         return learned, sums, episodes

@@ -285,3 +285,23 @@ def test_a_run_says_where_one_device_of_a_cpu_is_faster(
         "ppo", "CartPole-v1", num_devices=num_devices, num_envs=num_envs, seeds=seeds
     )
     assert ("one alone is faster (--num-devices 1)" in setup.prepare(config).describe()) == slower
+
+
+def test_metrics_of_the_info_are_of_all_devices() -> None:
+    def last(num_devices: int) -> Report:
+        config = jaxrl_dist.Train(
+            PPO(hidden_sizes=(4,), num_epochs=1, num_minibatches=1),
+            env="CartPole-v1",
+            total_env_steps=512,
+            report_interval=256,
+            evaluation_episodes=0,
+            info_metrics="discount:sum",
+            num_devices=num_devices,
+        )
+        *_, report = jaxrl_dist.train(config)
+        return report
+
+    one = last(num_devices=1).metrics
+    eight = last(num_devices=8).metrics
+    assert one["info/discount:sum"] is not None and one["info/discount:sum"] > 5  # 1 a step
+    assert eight["info/discount:sum"] == one["info/discount:sum"]
