@@ -28,6 +28,10 @@ Algorithms = Any
 a single policy has the name ``""``."""
 Acted = tuple[PyTree, PyTree, PyTree]
 """Output of a policy: action, core, and extras, which are stored with the action."""
+Goals = Callable[[PyTree, PyTree], tuple[Any, Any]]
+"""``(achieved, desired) -> (reward, terminated)``: what a step pays that achieved one goal, each
+``[...]``, where the other was desired, and whether it ends the episode; scalars, of pure JAX
+code."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,8 @@ class EnvSpec:
     each below ``observation`` or ``action``."""
     logs_actions: bool = False
     """Whether ``Timestep.action`` says which actions were taken, in place of the policy's."""
+    goals: Goals | None = dataclasses.field(default=None, compare=False)
+    """What its goals pay, for hindsight; None: not known."""
     policies: Mapping[str, EnvSpec] = dataclasses.field(default_factory=dict, hash=False)
     """The spec of each of several policies, and the spaces above are dicts keyed by policy;
     empty: one policy."""

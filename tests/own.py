@@ -174,3 +174,50 @@ class Turns(Walk):
 
     def side_to_move(self, state: WalkState) -> jax.Array:
         return state.time % 3 // 2
+
+
+class FlipState(NamedTuple):
+    bits: jax.Array
+    goal: jax.Array
+    time: jax.Array
+
+
+class BitFlip:
+    """Flip one bit a step until all are the goal's (Andrychowicz et al. 2017, section 3.1): -1 a
+    step until then, in as many steps as bits. Parameters: the number of bits.
+    """
+
+    def __init__(self, bits: int = 4) -> None:
+        self.default_params = bits
+
+    def reset_env(self, key: jax.Array, params: int) -> Any:
+        bits, goal = jax.random.bernoulli(key, 0.5, (2, params)).astype(jnp.float32)
+        state = FlipState(bits, goal, jnp.int32(0))
+        return self.observed(state), state
+
+    def step_env(self, key: jax.Array, state: FlipState, action: jax.Array, params: int) -> Any:
+        bits = jnp.where(jnp.arange(params) == action, 1.0 - state.bits, state.bits)
+        state = FlipState(bits, state.goal, state.time + 1)
+        reward, over = self.goals(bits, state.goal)
+        return self.observed(state), state, reward, over, {"success": over.astype(jnp.float32)}
+
+    def goals(self, achieved: jax.Array, desired: jax.Array) -> tuple[jax.Array, jax.Array]:
+        reached = jnp.all(achieved == desired)
+        return reached.astype(jnp.float32) - 1.0, reached
+
+    def observed(self, state: FlipState) -> dict[str, jax.Array]:
+        return {
+            "observation": state.bits,
+            "achieved_goal": state.bits,
+            "desired_goal": state.goal,
+        }
+
+    def is_truncated(self, state: FlipState, params: int) -> jax.Array:
+        return state.time >= params
+
+    def observation_space(self, params: int) -> spaces.Dict:
+        bits = spaces.Box(0.0, 1.0, (params,))
+        return spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), bits))
+
+    def action_space(self, params: int) -> spaces.Discrete:
+        return spaces.Discrete(params)

@@ -197,14 +197,23 @@ def test_the_documented_change_lets_the_entropy_bonus_fall() -> None:
     np.testing.assert_allclose(last - first, bonus, rtol=1e-3)
 
 
-def test_the_documented_random_gravity_has_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "page, name", [("your-environment", "RandomGravity"), ("goals", "BitFlip")]
+)
+def test_the_documented_environment_has_no_fault(
+    page: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    block = next(block for block in blocks("docs/your-environment.md") if "RandomGravity" in block)
-    (tmp_path / "random_gravity.py").write_text(block, encoding="utf-8")
+    block = next(block for block in blocks(f"docs/{page}.md") if name in block)
+    (tmp_path / f"documented_{page[:4]}.py").write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["check-env", "random_gravity:RandomGravity"]) == 0
-    assert "no fault found" in capsys.readouterr().out
+    assert cli.main(["check-env", f"documented_{page[:4]}:{name}"]) == 0
+    printed = capsys.readouterr().out
+    assert "no fault found" in printed
+    assert ("--her 0.8" in printed) == (page == "goals")
 
 
 def test_the_documented_relative_of_dqn_refuses_unused_flags() -> None:

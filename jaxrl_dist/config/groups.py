@@ -51,6 +51,17 @@ class Environment:
     clip_rewards: str | None = setting(None, varies=True, per_policy=True)
     """Clip rewards for learning to a bound such as 1 or a range such as -1,1;
     reported returns stay raw."""
+    her: float | None = setting(
+        None, above=0, high=1, varies=True, per_policy=True, needs_rollouts=True
+    )
+    """Share of the replayed steps that get another goal, one that the episode reached later
+    (hindsight experience replay, Andrychowicz et al. 2017: 0.8); needs observations with the parts
+    achieved_goal and desired_goal."""
+    her_horizon: int = setting(50, low=1, high=10**4, needs="her", varies=True, per_policy=True)
+    """Steps within which the later goal is drawn; an episode's length or less."""
+    goal_reward: str | None = setting(None, needs="her", varies=True, per_policy=True)
+    """What a replaced goal pays: near:DISTANCE is 0 within the distance and -1 beyond,
+    within:DISTANCE is 1 and 0; None: the environment's own function `goals`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

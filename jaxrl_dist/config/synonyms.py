@@ -89,6 +89,7 @@ SYNONYMS: dict[str, str] = {
     "value_min": "v_min vmin",
     "value_max": "v_max vmax",
     "sequence_length": "seq_len trace_length max_seq_len",
+    "her": "use_her hindsight her_replay_buffer n_sampled_goal her_ratio",
     # exploration
     "epsilon_start": "start_e eps_start initial_epsilon epsilon_initial exploration_initial_eps epsilon",
     "epsilon_end": "end_e eps_end final_epsilon min_epsilon epsilon_min epsilon_final exploration_final_eps eps_train",
@@ -110,6 +111,7 @@ SYNONYMS: dict[str, str] = {
 
 VALUES = {
     "evaluation_policy": ", greedy (deterministic) or sampled (stochastic)",
+    "her": ", a share of the replayed steps: 4 sampled goals for each real one are 0.8",
     "num_minibatches": ", the number of minibatches in a rollout, not their size",
 }
 """What else to say of a field with other values than it has elsewhere."""
@@ -120,7 +122,6 @@ def _by_name(table: Mapping[str, str]) -> dict[str, str]:
     return {name: sentence for names, sentence in table.items() for name in names.split()}
 
 
-_GOALS = "hindsight replay (HER) is not supported yet; a policy sees the goal as a part of its observation"
 INSTEAD = _by_name({
     "gpu cuda device use_cuda gpu_id accelerator platform":
         "training uses every accelerator that JAX finds; --num-devices N uses fewer, and JAX_PLATFORMS=cpu none",
@@ -130,7 +131,6 @@ INSTEAD = _by_name({
         "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy, and --video-interval during training",
     "sde use_sde sde_sample_freq gsde":
         "--noise-correlation 0.6 makes noise last over steps, as state-dependent exploration does",
-    "her use_her hindsight goal_selection_strategy n_sampled_goal": _GOALS,
     "algo algorithm agent alg model":
         "the algorithm comes first: `jaxrl-dist train ppo --env CartPole-v1`",
     "resume resume_from continue": "`jaxrl-dist resume RUN_DIR` continues a run",
@@ -183,7 +183,7 @@ METHODS = _by_name({
     "VecNormalize": "it is normalize_observations=True and scale_rewards=True of jaxrl_dist.Train",
     "CheckpointCallback": f"{_LOOP}; checkpoint_interval=10_000 saves on the way",
     "callbacks BaseCallback CallbackList": _LOOP,
-    "HerReplayBuffer": _GOALS,
+    "HerReplayBuffer": "Train(\"sac\", ..., her=0.8) replaces goals in hindsight",
     "MlpPolicy CnnPolicy MultiInputPolicy":
         "fields of the algorithm choose its network: jaxrl_dist.preset('ppo', 'CartPole-v1', hidden_sizes=(64, 64))",
 })  # fmt: skip

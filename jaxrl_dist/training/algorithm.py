@@ -10,6 +10,7 @@ from jaxrl_dist.algorithms import wrappers
 from jaxrl_dist.checks import did_you_mean, parse_bounds
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.envs import goals
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.protocols import Traits
 from jaxrl_dist.run import checkpoint
@@ -17,7 +18,7 @@ from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.settings.still import Copy, Fixed, Still
 from jaxrl_dist.settings.stored import acting_config
 from jaxrl_dist.spaces import describe
-from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Variables
+from jaxrl_dist.types import Algorithm, Algorithms, EnvSpec, Goals, Variables
 
 
 def make_algorithm(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorithms:
@@ -81,7 +82,23 @@ def _wrapped(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorit
     if (bounds := parse_bounds("clip_rewards", config.clip_rewards)) is not None:
         # outermost: the others see clipped rewards
         algorithm = wrappers.clip_rewards(algorithm, *bounds)
+    if config.her is not None:
+        # outermost: goals and rewards of the memory are the environment's
+        algorithm = wrappers.hindsight(
+            algorithm, spec, config.her, config.her_horizon, _goals(config, spec)
+        )
     return algorithm
+
+
+def _goals(config: Train, spec: EnvSpec) -> Goals | None:
+    """Returns what reaching a goal pays; None: not known."""
+    if config.action_repeat > 1:
+        raise ConfigError(
+            "--her needs the reward of each step, which --action-repeat sums; remove one"
+        )
+    if config.goal_reward is not None:
+        return goals.parse(config.goal_reward)
+    return spec.goals
 
 
 def _fixed(fixed: Fixed, spec: EnvSpec) -> Algorithm:

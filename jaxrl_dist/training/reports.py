@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from jaxrl_dist.algorithms.wrappers.hindsight import REWARD_ERROR
 from jaxrl_dist.config.train import Train
-from jaxrl_dist.errors import DIVERGED, DivergedError, ProcessError, first_line
+from jaxrl_dist.errors import DIVERGED, ConfigError, DivergedError, ProcessError, first_line
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.hosts.failing import failed_alike, signalled
 from jaxrl_dist.run.saving import Saver, save_variables
@@ -72,9 +73,25 @@ def with_final_report(
                 "finite; start a new run with a smaller --learning-rate, or with smaller rewards "
                 "and observations"
             )
+        elif _goal_error(report) > GOAL_TOLERANCE:
+            ending.error = ConfigError(
+                f"--her: the rewards of the goals' function differ from the environment's by "
+                f"{_goal_error(report):.3g} on average, up to {_at(report)}; correct --goal-reward "
+                "or the environment's function goals"
+            )
         yield report
     if report is not None:
         yield report
+
+
+GOAL_TOLERANCE = 1e-3
+"""Share of a reward by which what goals pay may differ: rounding decides at the very distance."""
+
+
+def _goal_error(report: Report) -> float:
+    """Returns the largest ``REWARD_ERROR`` of the report's policies; 0 without goals."""
+    errors = [value for name, value in report.metrics.items() if name.endswith(REWARD_ERROR)]
+    return max((error for error in errors if error is not None), default=0.0)
 
 
 def alone(iteration: int, wants: Callable[[], bool]) -> bool:

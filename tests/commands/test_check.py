@@ -44,11 +44,12 @@ def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_goals_that_no_replay_uses_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_goals_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "broken:Goals"]) == 0
     note, fine = capsys.readouterr().out.splitlines()
     assert (
-        "note: its achieved_goal and compute_reward are not used" in note
+        "note: it has goals" in note
+        and "--her 0.8 and --goal-reward" in note
         and "no fault found in" in fine
     )
 

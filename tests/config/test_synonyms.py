@@ -113,8 +113,8 @@ CALLS = {
     PPO_ON + "--capture-video": "`jaxrl-dist video RUN_DIR FILE.gif` films a trained policy",
     PPO_ON + "--torch-deterministic": "results are reproducible without it",
     PPO_ON + "--exp-name x": "it is --run-dir here",
-    DQN_ON + "--her": "unknown flag --her; hindsight replay (HER) is not supported yet",
-    DQN_ON + "--hxr": "unknown flag --hxr; --help lists the flags",  # which --gather is not near
+    DQN_ON + "--n-sampled-goal 4": "it is --her here, a share of the replayed steps",
+    DQN_ON + "--xyz": "unknown flag --xyz; --help lists the flags",  # which --gather is not near
     DQN_ON + "--replay": "unknown flag --replay (did you mean '--replay-ratio'?)",
     DQN_ON + "--start-e 1": "it is --epsilon-start here",
     DQN_ON + "--target-network-frequency 500": "it is --target-period here",

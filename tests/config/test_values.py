@@ -210,6 +210,9 @@ def test_field_declarations_match_resumable_and_stored() -> None:
         "normalize_observations",
         "scale_rewards",
         "clip_rewards",
+        "her",
+        "her_horizon",
+        "goal_reward",
         "ema_steps",
     )
     alone = {

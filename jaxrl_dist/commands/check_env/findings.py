@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl_dist.algorithms.wrappers.hindsight import ACHIEVED, DESIRED
 from jaxrl_dist.envs.contract import Contract, Stop, shown
+from jaxrl_dist.envs.goals import FORMS
 from jaxrl_dist.envs.native import Mask
 from jaxrl_dist.errors import ConfigError, say
 from jaxrl_dist.spaces import too_wide
@@ -107,14 +109,18 @@ class Check(Contract):
                 f"{where} says which actions are legal, and policies will take only those"
             )
 
-    def goals(self, env: Any) -> None:
-        """Adds the note on goals, if an environment has Gymnasium-Robotics' interface for them."""
-        parts = getattr(env.observation_space, "spaces", ())
-        if "achieved_goal" in parts or hasattr(env.unwrapped, "compute_reward"):
-            self.notes.append(
-                "its achieved_goal and compute_reward are not used: hindsight replay (HER) is not "
-                "supported yet; a policy sees the goal as a part of its observation"
-            )
+    def goals(self, parts: Iterable[str], *, known: bool) -> None:
+        """Adds the note on goals, if they are parts of an observation.
+
+        Args:
+          known: whether the environment says what reaching a goal pays.
+        """
+        if not {ACHIEVED, DESIRED} <= set(parts):
+            return
+        how = "--her 0.8"
+        if not known:
+            how += f" and --goal-reward {FORMS}"
+        self.notes.append(f"it has goals, which dqn, sac and td3 can replace in hindsight: {how}")
 
     def legal(self, where: str, mask: Any) -> None:
         """Checks that an action mask allows an action while the episode continues.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_dist.commands.check_env.findings import SECONDS, STEPS, Check
-from jaxrl_dist.envs import masks
+from jaxrl_dist.envs import goals, masks
 from jaxrl_dist.envs.agents.pettingzoo import OBS, Parallel
 from jaxrl_dist.envs.conversion import space_of
 from jaxrl_dist.envs.masks import PART
@@ -41,7 +41,8 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     for role in ("observation", "action"):
         _check_space(check, env, role, name)
     check.halt()
-    check.goals(env)
+    known = goals.known(name) or getattr(type(env.unwrapped), "goals", None)
+    check.goals(getattr(env.observation_space, "spaces", ()), known=known is not None)
     offered = _masks_of(check, env, make())
     player = _Player(check, env, offered)
     played = player.play(SEED, STEPS)

@@ -33,6 +33,8 @@ def check_gymnax(check: Check, made: Any, env_id: str, backend: str) -> None:
     pure = gymnax.adapt(made, env_id, backend, contract=check)
     if pure.spec.unread_mask:
         check.notes.append(pure.spec.unread_mask)
+    if isinstance(pure.spec.observation, dict):
+        check.goals(pure.spec.observation, known=pure.spec.goals is not None)
     if isinstance(made, Team) or is_team(made):
         _play(check, pure, "reset", lambda state: jnp.bool_(False))
         return

@@ -86,6 +86,7 @@ def from_env(
         fps=_fps(env, params, family, wrappers.action_repeat),
         both_sides=side_to_move is not None,
         tuples=tuples(plain(native_obs), plain(native_action), native_mask),
+        goals=getattr(env, "goals", None),
     )
     batch = _Batch(
         env,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_dist.envs import base, checking, conversion, env_options, episodes, masks
+from jaxrl_dist.envs import base, checking, conversion, env_options, episodes, goals, masks
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.host.calls import Caller
 from jaxrl_dist.envs.native import check_counted, counted, plain
@@ -143,6 +143,7 @@ def spec(env_id: str, options: Mapping[str, object], wrappers: Wrappers = UNWRAP
         info_metrics=metrics,
         mask=mask,
         unread_mask=native_mask.unread or masks.of_keys(native._state_keys),
+        goals=goals.known(env_id),
     )
 
 

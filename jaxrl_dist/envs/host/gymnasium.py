@@ -24,7 +24,7 @@ from gymnasium.error import Error
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.envs import BACKENDS, LIBRARIES
-from jaxrl_dist.envs import episodes, masks
+from jaxrl_dist.envs import episodes, goals, masks
 from jaxrl_dist.envs.base import Wrappers
 from jaxrl_dist.envs.conversion import space_of
 from jaxrl_dist.envs.env_options import check_options, parse_option
@@ -187,6 +187,7 @@ def spec(env_id: str, made: Description, wrappers: Wrappers) -> EnvSpec:
         fps=made.fps and made.fps / wrappers.action_repeat,
         tuples=tuples(made.observation, made.action, made.mask),
         inside=made.inside,
+        goals=goals.known(env_id) or getattr(_function(env_id)[0], "goals", None),
     )
 
 
