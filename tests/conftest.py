@@ -255,6 +255,7 @@ def programs_of_a_file() -> Iterator[None]:
     if compiled.programs - before < FEW_PROGRAMS:
         return
     jax.clear_caches()
+    find_first_environment.cache_clear()
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)  # the C library keeps what is free in its middle
