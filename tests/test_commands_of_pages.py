@@ -39,6 +39,8 @@ ELSEWHERE = {
     "scripts/release.py": "changes the repository; tests/test_docs.py",
     "make dist": "needs a network; tests/test_release.py",
     "10.0.0.1": "needs two hosts; tests/hosts",
+    "remote:127": "needs clients; tests/envs/test_clients.py",
+    "docs/remote": "needs a trainer; tests/envs/test_clients.py",
     "scripts/launch/": "needs a cluster; tests/hosts",
     "scripts/benchmark.py": "takes an hour; tests/test_benchmark.py",
     "XLA_FLAGS=--xla_gpu": "needs a GPU",

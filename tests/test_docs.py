@@ -410,7 +410,7 @@ HOW_TO = (
     *("docs/agents.md", "docs/games.md", "docs/evidence/agents.md", "docs/records.md"),
     *("docs/evidence/records.md", "docs/evidence/runs.md", "docs/metrics.md", "docs/plots.md"),
     *("docs/devices.md", "docs/populations.md", "docs/tuning.md", "docs/evidence/populations.md"),
-    *("docs/evidence/environments.md", "docs/your-environment.md"),
+    *("docs/evidence/environments.md", "docs/your-environment.md", "docs/remote.md"),
     *("docs/profiling.md", "docs/speed.md", "docs/scale.md", "docs/accelerators.md"),
     *("docs/learning.md",),
 )

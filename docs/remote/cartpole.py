@@ -13,55 +13,55 @@ SPACES = {
 }
 
 
-def begin(games, env):
-    """Begins an episode of a game, and returns its first message."""
-    game = {"env": env, "message": {"episode": uuid.uuid4().hex, "step": 0}}
-    game["message"]["observation"] = env.reset()[0].tolist()
-    games[game["message"]["episode"]] = game
-    return game["message"]
+class Game:
+    """A game, with the newest message about it: it is sent again after a lost connection."""
 
+    def __init__(self):
+        self.env = gymnasium.make("CartPole-v1")
+        self.begin()
 
-def step(game, action):
-    """Takes an action, and keeps the message about it: it is sent again after a lost connection."""
-    observation, reward, terminated, truncated, _ = game["env"].step(action)
-    outcome = {"reward": float(reward), "terminated": terminated, "truncated": truncated}
-    number = game["message"]["step"] + 1
-    game["message"] |= {"step": number, "observation": observation.tolist(), **outcome}
-    return game["message"]
+    def begin(self):
+        observation, _ = self.env.reset()
+        name = uuid.uuid4().hex
+        self.message = {"episode": name, "step": 0, "obs": observation.tolist()}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        step = {"step": self.message["step"] + 1, "obs": observation.tolist()}
+        outcome = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        self.message |= {**step, **outcome}
+        return terminated or truncated
 
 
 async def play(socket, token, games):
-    """Plays until the connection is lost."""
     await socket.send_json({"token": token, **SPACES})
-    for game in games.values():
-        await socket.send_json(game["message"])
+    for game in games:
+        await socket.send_json(game.message)
     async for received in socket:
-        if received.type is not aiohttp.WSMsgType.TEXT:
-            return
         answer = received.json()
         if "error" in answer:
             sys.exit(answer["error"])
-        if "action" in answer:
-            message = step(games[answer["episode"]], answer["action"])
-            await socket.send_json(message)
-        if "reset" in answer or (
-            "action" in answer and (message["terminated"] or message["truncated"])
-        ):
-            await socket.send_json(begin(games, games.pop(answer["episode"])["env"]))
+        for game in games:
+            if game.message["episode"] != answer.get("episode"):
+                continue
+            over = "reset" in answer
+            if not over:
+                over = game.step(answer["action"])
+                await socket.send_json(game.message)
+            if over:
+                game.begin()
+                await socket.send_json(game.message)
 
 
 async def main(url, token, count):
-    games = {}
-    for _ in range(count):
-        begin(games, gymnasium.make("CartPole-v1"))
+    games = [Game() for _ in range(count)]
     async with aiohttp.ClientSession() as session:
         for _ in range(1000):  # the trainer may be starting, or may come back
             try:
                 async with session.ws_connect(url) as socket:
                     await play(socket, token, games)
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.5)
+            except (aiohttp.ClientError, TypeError):  # a lost connection has no JSON
+                await asyncio.sleep(0.5)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def split_env(env: str) -> tuple[str | None, str | None, str]:
         case [backend] if backend in (*BACKENDS, *LIBRARIES):
             return backend, None, name
         case [remote, *_] if remote == REMOTE:
-            if len(prefixes) != 2 or not name.isdecimal() or not 0 < int(name) < 2**16:
+            if len(prefixes) != 2 or not name.isdecimal() or int(name) >= 2**16:
                 raise ConfigError(
                     f"--env {env}: name the address where clients connect, as in "
                     "remote:127.0.0.1:8800"

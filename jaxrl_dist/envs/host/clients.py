@@ -31,7 +31,7 @@ from jaxrl_dist.types import PyTree
 FIRST: dict[str, tuple[type, ...]] = {"observation": (dict,), "action": (dict,)}
 """Fields of a client's first message, besides its token."""
 LATER: dict[str, tuple[type, ...]] = {
-    **{"episode": (str,), "step": (int,), "observation": (), "reward": (int, float)},
+    **{"episode": (str,), "step": (int,), "obs": (), "reward": (int, float)},
     **{"terminated": (bool,), "truncated": (bool,), "info": (dict,), "log_action": ()},
 }
 """Fields of its later messages."""
@@ -120,16 +120,16 @@ class Clients:
         self.logs_actions = False
         self._check = check
         self._access = access
-        self._links = set[Link]()
         self._slots = list[Slots]()
         self._episodes = dict[str, Episode]()
         self._waiting = collections.deque[Episode]()
-        started: Future[None] = Future()
+        started: Future[int] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(host, port, started)), name="remote", daemon=True
         )
         self._thread.start()
-        started.result()
+        self.port = started.result()
+        """Where it listens."""
 
     # --- The thread of the environments -----------------------------------------------------------
 
@@ -139,11 +139,15 @@ class Clients:
             self._slots.append(slots)
             self.fill()
 
-    def remove(self, slots: Slots) -> int:
-        """Places no more episodes in these environments, and returns how many others there are."""
+    def remove(self, slots: Slots) -> None:
+        """Places no more episodes in these environments."""
         with self.changed:
             self._slots.remove(slots)
-            return len(self._slots)
+
+    @property
+    def used(self) -> bool:
+        """Whether it has environments."""
+        return bool(self._slots)
 
     def close(self) -> None:
         """Closes the port and all connections."""
@@ -178,20 +182,15 @@ class Clients:
 
     # --- The thread of the port -------------------------------------------------------------------
 
-    async def _serve(self, host: str, port: int, started: Future[None]) -> None:
+    async def _serve(self, host: str, port: int, started: Future[int]) -> None:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         app = server.application(self._access)
         app.router.add_get("/", self._connect)
         try:
-            async with server.listening(app, host, port):
-                started.set_result(None)
+            async with server.listening(app, host, port) as used:
+                started.set_result(used)
                 await self._end.wait()
-                closing = [
-                    link.socket.close(code=1001, message=b"the run has ended")
-                    for link in self._links
-                ]
-                await asyncio.gather(*closing, return_exceptions=True)
         except ConfigError as error:
             started.set_exception(error)
 
@@ -201,7 +200,6 @@ class Clients:
         if first is None:
             return socket
         link = Link(socket, first.format)
-        self._links.add(link)
         writer = asyncio.create_task(link.write())
         try:
             self._greet(first.message)
@@ -212,7 +210,6 @@ class Clients:
             await server.refuse(socket, error, link.format)
         finally:
             writer.cancel()
-            self._links.discard(link)
             self._lose(link)
         await socket.close(code=1008)  # "policy violation"
         return socket
@@ -300,8 +297,8 @@ class Clients:
             raise WireError(
                 f"the info of step {step} holds a number that is not finite; leave it out"
             )
-        if "observation" not in given:
-            raise WireError(f"step {step} has no observation; send the one after the action")
+        if "obs" not in given:
+            raise WireError(f"step {step} has no obs; send the observation after the action")
         action = given.get("log_action")
         if action is not None:
             if not self.logs_actions:
@@ -312,7 +309,7 @@ class Clients:
             action = self._read("action", action, "log_action")
         return Move(
             step,
-            self._read("observation", given["observation"], "observation"),
+            self._read("observation", given["obs"], "obs"),
             float(reward),
             step > 0 and given.get("terminated", False),
             step > 0 and given.get("truncated", False),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 TOKEN_FILE = "JAXRL_DIST_TOKEN_FILE"
 """Variable that names the file of the token, as of ``access.find_token``: no stored run names it.
 Without it, the token is made at random and printed."""
+ALLOW = "--env-options allow_origin"
 NAP_SECONDS = 0.2
 """Seconds of waiting after which a thread looks for signals."""
 
@@ -102,14 +103,18 @@ def find(
             ) from None
     else:
         clients = _listen(address, options)
-        say(f"waiting {timeout:g} s for the first client (--env-timeout)")
+        say(
+            f"waiting {timeout:g} s for the first client (--env-timeout); press Ctrl-C twice to end it"
+        )
         with clients.changed:
-            if not _wait(clients, lambda: clients.interface is not None, timeout):
-                raise TimeoutError(
-                    f"no client has come to {REMOTE}:{address} within {timeout:g} s (--env-timeout)"
-                )
-            assert clients.interface is not None
-            interface = clients.interface
+            _wait(clients, lambda: clients.interface is not None, timeout)
+            found = clients.interface
+        if found is None:
+            _close(address)
+            raise TimeoutError(
+                f"no client has come to {REMOTE}:{address} within {timeout:g} s (--env-timeout)"
+            )
+        interface = found
         texts = {**texts, "spaces": json.dumps(interface_to_json(interface))}
     spec = EnvSpec(
         address,
@@ -153,34 +158,36 @@ def _listen(address: str, options: Options, interface: Interface | None = None) 
             from jaxrl_dist.envs.host.clients import Clients
 
             origins = tuple(filter(None, options.allow_origin.split(",")))
-            check_origins(origins)
-            access = Access(_token(address), origins)
+            try:
+                check_origins(origins)
+            except ConfigError as error:
+                raise ConfigError(f"{ALLOW} {error.text}") from None
+            file = os.environ.get(TOKEN_FILE)
+            token = _token(address, file)
+            access = Access(token, origins, f"{ALLOW}=")
             host, _, port = address.rpartition(":")
             clients = _ports[address] = Clients(host, int(port), access, _interface)
+            said = token if file is None else f"in {file}"
+            say(f"clients connect to ws://{host}:{clients.port} with the token {said}")
         clients.interface = interface or clients.interface
         clients.logs_actions = options.log_action
         return clients
 
 
-def close_all() -> None:
-    """Closes the ports that wait for a first client."""
+def _close(address: str) -> None:
+    """Closes the port, unless environments use it."""
     with _lock:
-        for clients in _ports.values():
-            clients.close()
-        _ports.clear()
+        if not _ports[address].used:
+            _ports.pop(address).close()
 
 
 @functools.cache  # the same after a restart of failed environments
-def _token(address: str) -> str:
-    """Returns the token of an address, and tells the user once."""
-    file = os.environ.get(TOKEN_FILE)
+def _token(address: str, file: str | None) -> str:
+    """Returns the token of an address."""
     try:
-        token, _ = find_token(file)
+        return find_token(file)[0]
     except ConfigError as error:
         raise ConfigError(f"{TOKEN_FILE}: {error.text}") from None
-    said = token if file is None else f"in {file}"
-    say(f"clients connect to ws://{address} with the token {said}")
-    return token
 
 
 def _wait(clients: Clients, ready: Callable[[], bool], seconds: float) -> bool:
@@ -311,10 +318,8 @@ class Remote:
             return self._take(awaited, action)
 
     def close(self) -> None:
-        with _lock:
-            if not self._clients.remove(self):
-                self._clients.close()
-                _ports.pop(self.spec.id, None)
+        self._clients.remove(self)
+        _close(self.spec.id)
         with self._clients.changed:
             for row, episode in enumerate(self._episodes):
                 if episode is not None:

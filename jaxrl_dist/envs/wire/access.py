@@ -30,6 +30,9 @@ class Access(NamedTuple):
     """Origins of pages that may connect, such as ``https://example.org``, besides the port's own;
     ``null`` is a page from a file."""
 
+    flag: str = "--allow-origin "
+    """How the user allows an origin, which follows."""
+
     def check_token(self, token: object) -> None:
         """Refuses a token that is not this one; equal beginnings take no longer.
 
@@ -61,8 +64,8 @@ class Access(NamedTuple):
         """
         if origin not in (None, own, *self.origins):
             raise WireError(
-                f"pages from {shown(origin)} may not connect; start it with --allow-origin "
-                f"{origin:.60}",
+                f"pages from {shown(origin)} may not connect; start it with "
+                f"{self.flag}{origin:.60}",
                 403,
             )
 

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ import runs
 import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.config.envs import module_of_user
+from jaxrl_dist.data.dataset import Dataset
 from jaxrl_dist.envs.base import UNWRAPPED, Wrappers
 from jaxrl_dist.envs.host import remote
 from jaxrl_dist.envs.source import EnvSource, find
@@ -51,12 +56,14 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(remote.TOKEN_FILE, str(file))
     yield
     left = list(remote._ports)
-    remote.close_all()
+    for other in left:
+        remote._close(other)
     assert not left, "a port is still open"
 
 
 @pytest.fixture
 def address() -> str:
+    """A free one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -108,10 +115,10 @@ class Client:
         return received.json() if received.type is aiohttp.WSMsgType.TEXT else None
 
     def begin(self, episode: str, *obs: float) -> None:
-        self.send(episode=episode, step=0, observation=obs)
+        self.send(episode=episode, step=0, obs=obs)
 
     def step(self, episode: str, step: int, *obs: float, **more: Any) -> None:
-        self.send(episode=episode, step=step, observation=obs, **{"reward": 1.0, **more})
+        self.send(episode=episode, step=step, obs=obs, **{"reward": 1.0, **more})
 
     def kill(self) -> None:
         """Ends as a killed process does: without a word."""
@@ -387,45 +394,45 @@ BAD: dict[str, Any] = {
     "no JSON": "{",
     "no map": "[1]",
     "binary rubbish": b"\xc1",
-    "too deep": f'{{"episode": "x", "step": 0, "observation": {DEEP}}}',
-    "no episode": {"step": 1, "observation": [1, 1], "reward": 0},
-    "no step": {"episode": "a", "observation": [1, 1], "reward": 0},
-    "unknown field": {"episode": "a", "step": 1, "obs": [1, 1]},
-    "step as text": {"episode": "a", "step": "1", "observation": [1, 1], "reward": 0},
-    "later step": {"episode": "a", "step": 2, "observation": [1, 1], "reward": 0},
-    "negative step": {"episode": "a", "step": -1, "observation": [1, 1], "reward": 0},
-    "long name": {"episode": "a" * 1000, "step": 0, "observation": [1, 1]},
+    "too deep": f'{{"episode": "x", "step": 0, "obs": {DEEP}}}',
+    "no episode": {"step": 1, "obs": [1, 1], "reward": 0},
+    "no step": {"episode": "a", "obs": [1, 1], "reward": 0},
+    "unknown field": {"episode": "a", "step": 1, "observation": [1, 1]},
+    "step as text": {"episode": "a", "step": "1", "obs": [1, 1], "reward": 0},
+    "later step": {"episode": "a", "step": 2, "obs": [1, 1], "reward": 0},
+    "negative step": {"episode": "a", "step": -1, "obs": [1, 1], "reward": 0},
+    "long name": {"episode": "a" * 1000, "step": 0, "obs": [1, 1]},
     "no observation": {"episode": "a", "step": 1, "reward": 0},
-    "wrong shape": {"episode": "a", "step": 1, "observation": [1], "reward": 0},
-    "ragged": {"episode": "a", "step": 1, "observation": [[1], 2], "reward": 0},
-    "texts": {"episode": "a", "step": 1, "observation": ["1", "2"], "reward": 0},
-    "parts": {"episode": "a", "step": 1, "observation": {"x": 1}, "reward": 0},
-    "NaN": '{"episode": "a", "step": 1, "observation": [1, NaN], "reward": 0}',
-    "infinity": '{"episode": "a", "step": 1, "observation": [1, 1e999], "reward": 0}',
-    "no reward": {"episode": "a", "step": 1, "observation": [1, 1]},
-    "reward as text": {"episode": "a", "step": 1, "observation": [1, 1], "reward": "1"},
-    "reward as flag": {"episode": "a", "step": 1, "observation": [1, 1], "reward": True},
-    "huge reward": {"episode": "a", "step": 1, "observation": [1, 1], "reward": 10**400},
-    "infinite reward": '{"episode": "a", "step": 1, "observation": [1, 1], "reward": 1e999}',
+    "wrong shape": {"episode": "a", "step": 1, "obs": [1], "reward": 0},
+    "ragged": {"episode": "a", "step": 1, "obs": [[1], 2], "reward": 0},
+    "texts": {"episode": "a", "step": 1, "obs": ["1", "2"], "reward": 0},
+    "parts": {"episode": "a", "step": 1, "obs": {"x": 1}, "reward": 0},
+    "NaN": '{"episode": "a", "step": 1, "obs": [1, NaN], "reward": 0}',
+    "infinity": '{"episode": "a", "step": 1, "obs": [1, 1e999], "reward": 0}',
+    "no reward": {"episode": "a", "step": 1, "obs": [1, 1]},
+    "reward as text": {"episode": "a", "step": 1, "obs": [1, 1], "reward": "1"},
+    "reward as flag": {"episode": "a", "step": 1, "obs": [1, 1], "reward": True},
+    "huge reward": {"episode": "a", "step": 1, "obs": [1, 1], "reward": 10**400},
+    "infinite reward": '{"episode": "a", "step": 1, "obs": [1, 1], "reward": 1e999}',
     "flag as number": {
         "episode": "a",
         "step": 1,
-        "observation": [1, 1],
+        "obs": [1, 1],
         "reward": 0,
         "truncated": 1,
     },
-    "info as list": {"episode": "a", "step": 1, "observation": [1, 1], "reward": 0, "info": []},
+    "info as list": {"episode": "a", "step": 1, "obs": [1, 1], "reward": 0, "info": []},
     "huge info": {
         "episode": "a",
         "step": 1,
-        "observation": [1, 1],
+        "obs": [1, 1],
         "reward": 0,
         "info": {"x": 10**400},
     },
     "logged action": {
         "episode": "a",
         "step": 1,
-        "observation": [1, 1],
+        "obs": [1, 1],
         "reward": 0,
         "log_action": 1,
     },
@@ -497,6 +504,8 @@ def test_pages_from_elsewhere_are_refused_unless_allowed(address: str) -> None:
             client.close()
         with pytest.raises(aiohttp.WSServerHandshakeError):
             Client(address, "http://example.org")
+    with pytest.raises(ConfigError, match="allow_origin is not the origin"):
+        source(address, allow_origin="example.org").host(1, 0)
 
 
 # --- Finding, storing, resuming -------------------------------------------------------------------
@@ -534,7 +543,20 @@ def test_a_stored_run_needs_no_client_to_know_its_spaces(address: str) -> None:
 def test_no_client_in_time_is_said_in_one_line(address: str) -> None:
     with pytest.raises(TimeoutError, match=rf"remote:{address} within 0.2 s \(--env-timeout\)"):
         find(f"remote:{address}", {}, timeout=0.2)
-    remote.close_all()
+
+
+def test_port_0_is_a_free_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with played(source("127.0.0.1:0"), 1):
+        line = capsys.readouterr().err
+        found = re.fullmatch(r".* ws://(127\.0\.0\.1:\d+) with the token in .*\n", line)
+        assert found
+        Client(found[1]).ready().close()
+
+
+def test_a_token_of_a_bad_file_is_refused(address: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    with pytest.raises(ConfigError, match=f"{remote.TOKEN_FILE}: .* token"):
+        source(address).host(1, 0)
 
 
 def test_a_port_in_use_is_refused(address: str) -> None:
@@ -545,7 +567,7 @@ def test_a_port_in_use_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["remote:8800", "remote:localhost:x", "remote:a:b:1", "remote:h:0"]
+    "name", ["remote:8800", "remote:localhost:x", "remote:a:b:1", "remote:h:65536"]
 )
 def test_an_address_names_host_and_port(name: str) -> None:
     with pytest.raises(ConfigError, match=r"remote:127\.0\.0\.1:8800"):
@@ -629,7 +651,7 @@ SIZES: dict[str, Any] = {
 
 def test_a_client_killed_twenty_times_costs_its_episodes_only(address: str, tmp_path: Path) -> None:
     with Players(address, kills=20) as players:
-        sizes = {**SIZES, "run_dir": str(tmp_path / "run")}
+        sizes = {**SIZES, "run_dir": str(tmp_path / "run"), "record": str(tmp_path / "data")}
         config = jaxrl_dist.preset("a2c", f"remote:{address}", **sizes)
         *_, last = jaxrl_dist.train(config)
         assert players.killed == 20 and last.env_steps >= 512
@@ -638,10 +660,22 @@ def test_a_client_killed_twenty_times_costs_its_episodes_only(address: str, tmp_
         assert last.env_steps <= players.played
         stored = json.loads((tmp_path / "run/config.json").read_text())
         assert json.loads(stored["run"]["env_options"]["spaces"]) == json.loads(STORED)
-        *_, last = jaxrl_dist.resume(tmp_path / "run", total_env_steps=640)
+        recorded = Dataset.load(tmp_path / "data")
+        assert recorded.steps == last.env_steps
+        cut = recorded.truncated[recorded.valid].sum()
+        assert recorded.terminated.sum() + cut == len(recorded.returns) and cut >= 20
+        *_, last = jaxrl_dist.resume(tmp_path / "run", total_env_steps=640, record=None)
         assert last.env_steps >= 640
         evaluation = jaxrl_dist.load_policy(tmp_path / "run").evaluate(5)
         assert evaluation.returns.tolist() == [5] * 5
+
+
+@pytest.mark.case  # test_a_client_killed_twenty_times_costs_its_episodes_only
+def test_actors_share_the_games(address: str) -> None:
+    sizes = {**SIZES, "plan": "asynchronous", "num_actors": 2}
+    with Players(address), Players(address):
+        *_, last = jaxrl_dist.train(jaxrl_dist.preset("impala", f"remote:{address}", **sizes))
+    assert last.env_steps >= 512 and last.metrics["episode/return"] == 5
 
 
 def test_replay_holds_the_actions_that_clients_took(address: str) -> None:
@@ -689,3 +723,99 @@ def test_commands_refuse_clients_in_one_line(
 ) -> None:
     assert cli.main(command.split()) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- The clients of the documents -----------------------------------------------------------------
+
+
+def train_to_475(address: str, **options: str) -> float:
+    """Trains PPO on the CartPole of clients, and returns its last mean return."""
+    config = jaxrl_dist.preset(
+        "ppo",
+        f"remote:{address}",
+        stop_at_return=475,
+        total_env_steps=500_000,
+        num_devices=1,
+        env_timeout=60,
+        env_options=options,
+    )
+    *_, last = jaxrl_dist.train(config)
+    assert last.ended_by == "stop_at_return"
+    returned = last.metrics["episode/return"]
+    assert returned is not None
+    return returned
+
+
+def test_the_python_client_plays_and_comes_back(address: str) -> None:
+    client = runs.ROOT / "docs/remote/cartpole.py"
+    play = runpy.run_path(str(client))["main"]
+    observation = {**SPACES["observation"], "shape": [4]}
+    stored = {**json.loads(STORED), "observation": observation, "action": {"n": 2, "start": 0}}
+    options = {"spaces": json.dumps(stored)}
+    loop = asyncio.new_event_loop()
+    with played(find(f"remote:{address}", options, timeout=SECONDS), 2) as game:
+        thread = threading.Thread(
+            target=loop.run_until_complete, args=(during(loop, play, address),)
+        )
+        thread.start()
+        game.reset().result(SECONDS)
+        steps = [game.step(0, 0).result(SECONDS) for _ in range(40)]
+        valid = sum(step.valid for step, _ in steps)
+        assert (valid > 10).all() and sum(ended.episodes.sum() for _, ended in steps) > 2
+        loop.call_soon_threadsafe(STOP[loop].set)
+        thread.join()
+    loop.close()
+
+
+STOP: dict[Any, asyncio.Event] = {}
+
+
+async def during(loop: Any, play: Any, address: str) -> None:
+    """Plays until ``STOP``."""
+    STOP[loop] = asyncio.Event()
+    playing = asyncio.ensure_future(play(f"ws://{address}", TOKEN, 2))
+    await STOP[loop].wait()
+    playing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await playing
+
+
+@pytest.mark.slow
+def test_ppo_learns_cartpole_from_the_python_client(address: str) -> None:
+    command = [sys.executable, "docs/remote/cartpole.py", f"ws://{address}", TOKEN]
+    with subprocess.Popen(command, cwd=runs.ROOT) as client:
+        try:
+            assert train_to_475(address) >= 475
+        finally:
+            client.kill()
+
+
+@pytest.mark.slow
+def test_ppo_learns_cartpole_from_a_page_in_a_browser(address: str, page: Any) -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(runs.ROOT / "docs/remote"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        origin = f"http://127.0.0.1:{site.server_port}"
+        with ThreadPoolExecutor(1) as thread:
+            training = thread.submit(train_to_475, address, allow_origin=origin)
+            page.goto(f"{origin}/cartpole.html")
+            page.fill("[name=url]", f"ws://{address}")
+            page.fill("[name=token]", TOKEN)
+            page.click("button")
+            while not training.done():  # the page plays while its driver waits
+                page.wait_for_timeout(100)
+            assert training.result() >= 475
+        site.shutdown()
+
+
+@pytest.fixture
+def page() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        flags = ["--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu"]
+        try:
+            opened = driver.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=flags)
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium: {error}")
+        yield opened.new_page()
+        opened.close()
