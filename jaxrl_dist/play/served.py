@@ -151,10 +151,12 @@ class ServedPolicy:
         return bool(read_later(step, core))
 
     def _blank(self) -> Row:
-        def zeros(part: spaces.Part) -> np.ndarray:
-            return np.zeros(part.native_shape, part.dtype)
+        def least(part: spaces.Part) -> np.ndarray:
+            zeros = np.zeros((1, *part.shape), part.dtype)
+            row: np.ndarray = spaces.native(part, zeros)[0]
+            return row
 
-        return Row(jax.tree.map(zeros, self.observation))
+        return Row(jax.tree.map(least, self.observation))
 
     def _act(
         self, variables: Variables, obs: PyTree, core: PyTree, reward: Array, draw: Array

@@ -121,7 +121,7 @@ REFUSED_VALUES = {
     "many axes": (IMAGE, packed(shape=(1,) * 99)),
     "no shape": (IMAGE, packed(shape=None)),
     "too few bytes": (IMAGE, packed(data=bytes(5))),
-    "no base64": (IMAGE, packed(data="AAA!")),
+    "no base64": (IMAGE, packed(data="AAAA!AAAA")),
     "no bytes": (IMAGE, packed(data=[0] * 6)),
     "one more field": (IMAGE, packed() | {"order": "F"}),
     "another shape": (IMAGE, packed(shape=(3, 2))),
