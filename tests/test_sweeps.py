@@ -327,6 +327,9 @@ def test_a_value_that_cannot_run_leaves_the_other_trials_alone(
     assert by_optuna._train(command, trials[1:2], tmp_path / "0001", lambda: False) == [
         (None, tmp_path / "0001")
     ]
+    trials = [{"num-minibatches": value} for value in (2, 4)]  # two programs, in turn
+    stopped = by_optuna._train(command, trials, tmp_path / "0002", lambda: True)
+    assert len(stopped) == 2 and stopped[1].score is None
 
 
 def test_what_no_value_could_mend_ends_a_sweep(

@@ -50,6 +50,10 @@ def config_class(name: str | type, user_class: type | None = None) -> Any:
         return name
     if user_class is not None and user_class.__name__ == name:
         return user_class
+    if user_class is not None and name not in {**ALGORITHMS, **PRESETS}:
+        raise ConfigError(
+            f"the run trained {name}, not {user_class.__name__}; name the file or class of {name}"
+        )
     check_name(name)
     if name in PRESETS:
         name = PRESETS[name][0]

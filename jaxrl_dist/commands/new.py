@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import pathlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -60,7 +61,7 @@ def run(args: Sequence[str]) -> int:
     env = options.env or ENVS[name]
     find_modules(env)
 
-    text = written(name, env)
+    text = renamed(written(name, env), config_class(name).__name__, path.stem)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     print(visible(f"wrote {path}, with the values for {env}"))
@@ -99,6 +100,21 @@ def written(name: str, env: str) -> str:
                 f"use `jaxrl-dist train {name}`"
             )
     return with_values(inspect.getsource(module), values, run)
+
+
+def renamed(source: str, kind: str, stem: str) -> str:
+    """Returns the text with the config class ``kind`` named after the file, as ``MyPPO`` after
+    ``my_ppo``, since plots tell algorithms apart by this name. A name that the text needs for
+    something else, or that is none, stays ``kind``.
+    """
+
+    def titled(word: str) -> str:
+        return kind if word == kind.lower() else word[:1].upper() + word[1:]
+
+    new = "".join(map(titled, re.split(r"[\W_]+", stem)))
+    if not new.isidentifier() or re.search(rf"\b{new}\b", source):
+        return source
+    return re.sub(rf"\b{kind}\b", new, source)
 
 
 def with_values(source: str, values: Fields, run: Fields) -> str:

@@ -351,8 +351,12 @@ def from_text(name: str, text: str, hint: object) -> object:
     if optional:
         faults[int] = "neither a whole number nor None"
         faults[float] = "neither a number nor None"
-    fault = faults.get(kinds[-1], "more than a flag of one value can hold")
-    raise ConfigError(f"{flag(name)}: {shown(text)} is {fault}")
+    if kinds[-1] not in faults:
+        raise ConfigError(
+            f"{flag(name)} takes several values, so {shown(text)} cannot be one of a list; start "
+            "a run for each choice"
+        )
+    raise ConfigError(f"{flag(name)}: {shown(text)} is {faults[kinds[-1]]}")
 
 
 def _whole_of(text: str) -> int:

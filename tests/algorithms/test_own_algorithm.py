@@ -155,7 +155,7 @@ def test_its_runs_are_resumed_by_naming_it(
     (tmp_path / "mine.py").write_text(CONFIG_CLASS)
     for flags, message in {
         "": "unknown algorithm 'RWR'",
-        f"--algorithm {tmp_path}/mine.py": "unknown algorithm 'RWR'",
+        f"--algorithm {tmp_path}/mine.py": "the run trained RWR, not Mine; name the file",
         f"--algorithm {tmp_path}/nowhere.py": f"there is no file {tmp_path}/nowhere.py",
         f"--algorithm {file} --temperature 2": "resume keeps --temperature",
     }.items():

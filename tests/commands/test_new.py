@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_dist import cli, templates
+from jaxrl_dist.algorithms import from_file
 
 BAD = {
     "": "which algorithm? Such as: jaxrl-dist new ppo my_ppo.py",
@@ -47,8 +48,18 @@ def test_it_writes_the_file_and_says_what_to_type_next(
         "train:              jaxrl-dist train my_ppo.py --env CartPole-v1",
         "check your changes: jaxrl-dist check-algorithm my_ppo.py --env CartPole-v1",
     ]
-    template = Path(templates.__file__).parent / "ppo.py"
-    assert (tmp_path / "my_ppo.py").read_bytes() == template.read_bytes()
+    template = (Path(templates.__file__).parent / "ppo.py").read_text(encoding="utf-8")
+    expected = template.replace("class PPO:", "class MyPPO:").replace(": PPO", ": MyPPO")
+    assert (tmp_path / "my_ppo.py").read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize(
+    "stem, name",
+    [("spo", "Spo"), ("ppo", "PPO"), ("lag-ppo.2", "LagPPO2"), ("agent", "PPO"), ("2ppo", "PPO")],
+)
+def test_the_class_is_named_after_the_file(stem: str, name: str, tmp_path: Path) -> None:
+    assert cli.main(["new", "ppo", str(tmp_path / f"{stem}.py")]) == 0
+    assert from_file(str(tmp_path / f"{stem}.py")).__name__ == name
 
 
 def test_defaults_are_those_of_the_environment_it_is_given(

@@ -698,7 +698,7 @@ def test_an_error_of_the_program_loses_no_member(
         ({"vary": {"num_epochs": "1,2.5"}}, "num_epochs: '2.5' is not a whole number"),
         (
             {"vary": {"hidden_sizes": "1,2"}},
-            "hidden_sizes: '1' is more than a flag of one value can hold",
+            "hidden_sizes takes several values, so '1' cannot be one of a list",
         ),
         ({"seeds": 0}, "seeds must be >= 1"),
         ({"seed": 2**31 - 2, "seeds": 3}, "seed must be"),

@@ -13,7 +13,7 @@ from jaxrl_dist.commands import tuning
 from jaxrl_dist.commands.request import Request
 from jaxrl_dist.commands.tuning import Search, Space, Values
 from jaxrl_dist.errors import ConfigError, DivergedError, EnvError, first_line, one_line, say
-from jaxrl_dist.run.files import members_of
+from jaxrl_dist.run.files import MEMBERS
 
 if TYPE_CHECKING:
     import optuna
@@ -193,7 +193,8 @@ def _train(
         for _ in population.reports(stop=stop):
             pass
     _, scores = scored(population.rows)
-    outcomes = [Outcome(*pair) for pair in zip(scores, members_of(run_dir), strict=True)]
+    folders = [run_dir / MEMBERS / row.member for row in population.rows]
+    outcomes = [Outcome(*pair) for pair in zip(scores, folders, strict=True)]
     by_values = dict(zip(different, outcomes, strict=True))
     return [by_values.get(str(values), Outcome(None, run_dir)) for values in trials]
 
