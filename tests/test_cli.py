@@ -313,6 +313,15 @@ BAD = {
     "evaluate {runs}/done --episodes many": "--episodes 'many'",
     "evaluate {runs}/done --episods 3": "'--episodes'",
     "evaluate {runs}/done --seed -1": "--seed 0",
+    # clients
+    "train ppo --env remote:8800": "remote:8800 remote:127.0.0.1:8800",
+    "train ppo --env remote:127.0.0.1:8800 --seeds 2": "remote:127.0.0.1:8800 --seeds --vary",
+    "train ppo --env remote:127.0.0.1:8800 --evaluation-episodes 3": "--evaluation-episodes evaluate",
+    "train ppo --env remote:127.0.0.1:8800 --action-repeat 2": "--action-repeat",
+    "train ppo --env remote:127.0.0.1:8800 --env-options wait=2": "remote wait_seconds",
+    "train ppo --env remote:127.0.0.1:8800 --env-options allow_origin=x": "allow_origin https://",
+    "train dqn --env remote:127.0.0.1:8800 --env-options log_action=true --record x": "--record log_action=true",
+    "check-env remote:127.0.0.1:8800": "remote:127.0.0.1:8800",
     # serve
     "serve": "jaxrl-dist runs/NAME",
     "serve {runs}/nowhere": "{runs}/nowhere",

@@ -559,6 +559,11 @@ def test_a_token_of_a_bad_file_is_refused(address: str, tmp_path: Path) -> None:
         source(address).host(1, 0)
 
 
+def test_clients_cannot_be_drawn(address: str) -> None:
+    with pytest.raises(ConfigError, match=f"remote:{address} cannot be drawn"):
+        source(address).host(1, 0, drawn=True)
+
+
 def test_a_port_in_use_is_refused(address: str) -> None:
     host, port = address.split(":")
     taken = socket.create_server((host, int(port)))
@@ -697,7 +702,9 @@ def test_replay_holds_the_actions_that_clients_took(address: str) -> None:
         ("es", {}, "restarts"),
         ("ppo", {"seeds": 2}, "seeds"),
         ("ppo", {"vary": {"learning_rate": "1e-3,1e-4"}}, "vary"),
-        ("ppo", {"evaluation_episodes": 3}, "evaluation_episodes 3"),
+        ("ppo", {"evaluation_episodes": 3}, "evaluation_episodes"),
+        ("ppo", {"evaluation_interval": 3}, "evaluation_interval"),
+        ("ppo", {"video_interval": 3}, "video_interval"),
         ("ppo", {"action_repeat": 2}, "action_repeat"),
         ("ppo", {"plan": "on_device"}, "on_device"),
         ("ppo", {"env_workers": "processes"}, "env_workers"),

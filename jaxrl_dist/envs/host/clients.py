@@ -38,6 +38,7 @@ LATER: dict[str, tuple[type, ...]] = {
 LARGEST = float(np.finfo(np.float32).max)
 MAX_NAME = 200
 """Letters of an episode's name, at most."""
+START_SECONDS = 30.0
 MAX_WAITING = 1000
 """Episodes that may wait for an environment."""
 
@@ -128,7 +129,7 @@ class Clients:
             target=lambda: asyncio.run(self._serve(host, port, started)), name="remote", daemon=True
         )
         self._thread.start()
-        self.port = started.result()
+        self.port = started.result(START_SECONDS)
         """Where it listens."""
 
     # --- The thread of the environments -----------------------------------------------------------
@@ -191,7 +192,9 @@ class Clients:
             async with server.listening(app, host, port) as used:
                 started.set_result(used)
                 await self._end.wait()
-        except ConfigError as error:
+        except Exception as error:
+            if started.done():
+                raise
             started.set_exception(error)
 
     async def _connect(self, request: web.Request) -> web.WebSocketResponse:

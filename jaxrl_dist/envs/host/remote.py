@@ -67,11 +67,13 @@ def check_config(config: Train) -> None:
             f"--env {config.env} needs a single run, because members of a population would share "
             "its clients; remove --seeds and --vary"
         )
-    if config.evaluation_episodes:
-        raise ConfigError(
-            f"--evaluation-episodes {config.evaluation_episodes} needs environments besides those "
-            f"that train, which clients do not bring; play the trained policy with jaxrl-dist evaluate"
-        )
+    for name in ("evaluation_episodes", "evaluation_interval", "video_interval"):
+        if getattr(config, name):
+            raise ConfigError(
+                "needs environments besides those that train, which clients do not bring; play the "
+                "trained policy with jaxrl-dist evaluate",
+                name,
+            )
     if config.action_repeat != 1:
         raise ConfigError("--action-repeat does nothing to clients; let them repeat the action")
     if config.record is not None and _options(config.env_options).log_action:
