@@ -11,7 +11,6 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors import device, host
 from jaxrl_dist.actors.programs import compile_acting
-from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages
+from jaxrl_dist.actors.step import ActorJob, Stages
 from jaxrl_dist.checks import counted
 from jaxrl_dist.envs.base import EnvSlice, HostEnv
 from jaxrl_dist.envs.episodes import no_episodes
@@ -110,9 +109,21 @@ class Sample(NamedTuple):
     """[2], the rollout's env steps and agent steps."""
 
 
-Deliver = Callable[[Snapshot, Rollouts, np.int32], PyTree]
-"""``(snapshot, rollout, number) -> content``: processes a rollout before the actor sends it; no
-other rollout has that ``number``."""
+Deliver = Callable[[Snapshot, PyTree, np.int32], PyTree]
+"""``(snapshot, experience, number) -> content``: processes the ``Acted.experience`` of a rollout
+before the actor sends it; no other rollout has that ``number``."""
+
+
+class Acted(NamedTuple):
+    """A rollout as it comes from the environments."""
+
+    snapshot: Snapshot
+    """The policy that acted."""
+    experience: PyTree
+    """The rollouts; from another process, a ``transport.Experience``."""
+    episodes: PyTree
+    steps: np.ndarray
+    """As for ``Sample``."""
 
 
 class PoolOptions(NamedTuple):
@@ -153,12 +164,9 @@ class ActorPool:
         self._job = job
         self._options = options
         self._store = store
-        self._on_device = job.source.is_pure
         self._restarting: list[RestartingEnv] = []
         self._stopping = threading.Event()
-        self._programs = [
-            job.once(("act", job.seed, on), partial(self._compile, on)) for on in options.meshes
-        ]
+        self._programs = [self._compile(on) for on in options.meshes]
         self._all_actors = options.all_actors or options.num_actors
         size = job.num_envs // self._all_actors
         firsts = ((options.first + index) * size for index in range(options.num_actors))
@@ -179,83 +187,63 @@ class ActorPool:
         """Mean seconds that an actor has spent on each stage; "start" ends with its first
         sample.
         """
-        means = {}
-        for name in dict.fromkeys(name for stages in self.stages for name in list(stages.seconds)):
-            total = sum(stages.seconds.get(name, 0.0) for stages in self.stages)
-            means[f"time/actor/{name}_s"] = total / len(self.stages)
-        return means
+        return mean_seconds([stages.seconds for stages in self.stages])
 
     def _compile(self, on: Mesh) -> Any:
-        job = self._job
-        act_key, env_key = (rng.stream(job.seed, name) for name in (rng.Stream.ACT, rng.Stream.ENV))
-        if self._on_device:
-            env = job.source.device()
-            return device.compile_rollout(
-                job.algorithm, env, on, job.rollout_length, act_key, env_key
-            )
-        return compile_acting(job.algorithm, job.source.spec, on, job.rollout_length, act_key)
+        """Returns what the actors of a device share."""
+        return compile_actor(self._job, on)
 
-    def _make(self, index: int, share: EnvSlice) -> host.HostActor | device.DeviceActor:
+    def _make(self, index: int, share: EnvSlice) -> Any:
         """Makes an actor; called in the thread that will run it."""
         slot = index % len(self._options.meshes)
-        stages = self.stages[index]
+        max_restarts = self._options.max_restarts
+        env = restarting_env(self._job, share, max_restarts, self._stopping, f"actor {index}")
+        if env is not None:
+            self._restarting.append(env)
         on = self._options.meshes[slot]
-        programs = self._programs[slot]
-        job = self._job
-        if self._on_device:
-            return device.DeviceActor(job, on, programs, share, stages)
+        return make_actor(self._job, on, self._programs[slot], share, self.stages[index], env)
 
-        def make(restarts: int) -> HostEnv:
-            seed = rng.host_seed(job.seed, restarts) if restarts else job.seed
-            return job.source.host(share, seed)
+    def _number(self, index: int, iteration: int) -> np.int32:
+        """Returns the number of an actor's rollout, for ``Deliver``."""
+        first = self._options.first + index
+        return np.int32(iteration) * np.int32(self._all_actors) + np.int32(first)
 
-        restarting = RestartingEnv(
-            job.source.spec,
-            share.size,
-            make,
-            self._options.max_restarts,
-            self._stopping,
-            f"actor {index}",
+    def _snapshot(self, index: int, iteration: int) -> Snapshot | None:
+        """Waits for the policy of a rollout; None if the pool is stopped first."""
+        on = self._options.meshes[index % len(self._options.meshes)]
+        if self._options.lag is None:
+            return self._store.latest(on)
+        return self._store.wait_for(max(iteration - self._options.lag, 0), on, self._stopping)
+
+    def _act(self, index: int, actor: Any, iteration: int) -> Acted | None:
+        """Returns an actor's next rollout; None if the pool is stopped first."""
+        stages = self.stages[index]
+        stages.mark("other")
+        snapshot = self._snapshot(index, iteration)
+        stages.mark("parameters")
+        if snapshot is None:
+            return None
+        rollouts, episodes, steps = actor.rollout(
+            snapshot.state.variables, np.int32(iteration), snapshot.state.env_step
         )
-        self._restarting.append(restarting)
-        try:
-            return host.HostActor(
-                job.algorithm, restarting, on, job.rollout_length, programs, share, stages
-            )
-        except BaseException:
-            restarting.close()
-            raise
+        return Acted(snapshot, rollouts, episodes, steps)
 
     @in_32_bits
     def _samples(self, index: int, share: EnvSlice, deliver: Deliver) -> Iterator[Sample]:
         """Yields the samples of one actor, without end."""
         stages = self.stages[index]
-        lag = self._options.lag
-        on = self._options.meshes[index % len(self._options.meshes)]
         with contextlib.closing(self._make(index, share)) as actor:
-            for iteration in map(np.int32, itertools.count()):
-                stages.mark("other")
-                if lag is None:
-                    snapshot: Snapshot | None = self._store.latest(on)
-                else:
-                    snapshot = self._store.wait_for(
-                        max(int(iteration) - lag, 0), on, self._stopping
-                    )
-                stages.mark("parameters")
-                if snapshot is None:
+            for iteration in itertools.count():
+                acted = self._act(index, actor, iteration)
+                if acted is None:
                     return
-                rollout, episodes, steps = actor.rollout(
-                    snapshot.state.variables, iteration, snapshot.state.env_step
-                )
-                number = iteration * np.int32(self._all_actors) + np.int32(
-                    self._options.first + index
-                )
-                content = jax.block_until_ready(deliver(snapshot, rollout, number))
+                number = self._number(index, iteration)
+                content = jax.block_until_ready(deliver(acted.snapshot, acted.experience, number))
                 stages.mark("sending")
                 if not iteration:  # the first rollout has compiled the programs
                     stages.merge("start")
                 try:
-                    yield Sample(snapshot.version, content, episodes, steps)
+                    yield Sample(acted.snapshot.version, content, acted.episodes, acted.steps)
                 finally:  # also if the pool is closed here
                     stages.mark("blocked")
 
@@ -264,6 +252,74 @@ class ActorPool:
         self._stopping.set()
         self._store.wake()
         self.streams.close()
+
+
+def mean_seconds(actors: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean over actors of their seconds on each stage, as metrics."""
+    means = {}
+    for name in dict.fromkeys(name for seconds in actors for name in list(seconds)):
+        total = sum(seconds.get(name, 0.0) for seconds in actors)
+        means[f"time/actor/{name}_s"] = total / len(actors)
+    return means
+
+
+def compile_actor(job: ActorJob, on: Mesh) -> Any:
+    """Returns the programs of an actor on a device."""
+
+    def compiled() -> Any:
+        act_key, env_key = (rng.stream(job.seed, name) for name in (rng.Stream.ACT, rng.Stream.ENV))
+        if job.source.is_pure:
+            env = job.source.device()
+            return device.compile_rollout(
+                job.algorithm, env, on, job.rollout_length, act_key, env_key
+            )
+        return compile_acting(job.algorithm, job.source.spec, on, job.rollout_length, act_key)
+
+    return job.once(("act", job.seed, on), compiled)
+
+
+def make_actor(
+    job: ActorJob,
+    on: Mesh,
+    programs: Any,
+    share: EnvSlice,
+    stages: Stages,
+    env: RestartingEnv | None,
+) -> host.HostActor | device.DeviceActor:
+    """Returns an actor, which closes its environments.
+
+    Args:
+      programs: from ``compile_actor``.
+      env: from ``restarting_env``.
+    """
+    if env is None:
+        return device.DeviceActor(job, on, programs, share, stages)
+    try:
+        return host.HostActor(job.algorithm, env, on, job.rollout_length, programs, share, stages)
+    except BaseException:
+        env.close()
+        raise
+
+
+def restarting_env(
+    job: ActorJob,
+    share: EnvSlice,
+    max_restarts: int,
+    stopping: threading.Event,
+    owner: str,
+    restarts: int = 0,
+) -> RestartingEnv | None:
+    """Returns the environments of an actor, which have restarted so many times; None: they are pure
+    functions.
+    """
+    if job.source.is_pure:
+        return None
+
+    def make(restarts: int) -> HostEnv:
+        seed = rng.host_seed(job.seed, restarts) if restarts else job.seed
+        return job.source.host(share, seed)
+
+    return RestartingEnv(job.source.spec, share.size, make, max_restarts, stopping, owner, restarts)
 
 
 @dataclasses.dataclass

@@ -24,6 +24,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from jaxrl_dist.actors import cluster
 from jaxrl_dist.checks import counted
 from jaxrl_dist.commands import accelerators, compile_for, flags
 from jaxrl_dist.config.envs import BACKENDS
@@ -43,6 +44,8 @@ Answer = dict[str, Any]
 """What a probe says: ``devices`` or ``ids``, ``said`` on stderr, or an ``error``."""
 Line = tuple[str, str]
 """A line of the report: a name, and what is known of it."""
+RAY = "ray"
+"""The probe of the Ray cluster."""
 NOTE = "note"
 """Names a missing part that training can do without."""
 PROBLEM = "problem"
@@ -81,7 +84,10 @@ def examine() -> list[Line]:
     backends = [name for name in BACKENDS if name != "envpool" or accelerators.version(name)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         probes = {name: pool.submit(probe, name) for name in ("devices", *backends)}
+        asked = _asks_ray() and pool.submit(probe, RAY)
         lines = [*_software(), *_host(), *_disk(), *_devices(probes.pop("devices").result())]
+        if asked:
+            lines.append(_cluster(asked.result()))
         return [
             *lines,
             *_backends({name: answer.result() for name, answer in probes.items()}, lines),
@@ -202,6 +208,18 @@ def _unused(used: set[str], said: str) -> Iterator[Line]:
         yield NOTE, f"this machine has {name}, but JAX does not use it: {why}"
 
 
+def _asks_ray() -> bool:
+    """Returns whether there should be a Ray cluster."""
+    return cluster.ADDRESS in os.environ and accelerators.version("ray") is not None
+
+
+def _cluster(answer: Answer) -> Line:
+    address = os.environ[cluster.ADDRESS]
+    if "error" in answer:
+        return NOTE, f"--actors-on ray does not work: {answer['error']}"
+    return "Ray cluster", f"{address} answers, {answer['nodes']}"
+
+
 def _backends(answers: Mapping[str, Answer], before: Sequence[Line]) -> Iterator[Line]:
     problems = " ".join(text for name, text in before if name == PROBLEM)
     broken = {name: answer["error"] for name, answer in answers.items() if "error" in answer}
@@ -218,7 +236,7 @@ def _backends(answers: Mapping[str, Answer], before: Sequence[Line]) -> Iterator
 
 
 def probe(name: str) -> Answer:
-    """Runs ``main`` for ``name``, which is ``devices`` or a backend, in a separate process.
+    """Runs ``main`` for ``name``, which is ``devices``, a backend or ``RAY``, as a process.
 
     Returns:
       The answer of ``main``, with the last line of stderr as ``said``; without an answer,
@@ -271,13 +289,24 @@ def look_at_backend(name: str) -> Answer:
     return {"ids": len(importlib.import_module(f"jaxrl_dist.envs.{folder}.{name}").ids())}
 
 
+def look_at_ray() -> Answer:
+    """Connects to the Ray cluster and counts its nodes."""
+    cluster.start()
+    return {"nodes": str(cluster.find_nodes())}
+
+
 def main() -> None:
     """Runs ``python -m jaxrl_dist.commands.doctor PROBE``: prints the answer as one line of
     JSON.
     """
     name = sys.argv[1]
     try:
-        answer = look_at_devices() if name == "devices" else look_at_backend(name)
+        if name == "devices":
+            answer = look_at_devices()
+        elif name == RAY:
+            answer = look_at_ray()
+        else:
+            answer = look_at_backend(name)
     except BaseException as error:
         answer = {"error": accelerators.no_devices() or one_line(error)}
     print(f"\n{json.dumps(answer)}", flush=True)

@@ -109,6 +109,19 @@ class Actors:
     actor_devices: str | None = setting(None, resumable=True, of_machine=True, needs_actors=True)
     """Devices that act under the plans with actor threads, such as 0,1 or 0-3; None:
     the devices that learn."""
+    actors_on: Literal["ray"] | None = setting(
+        None, needs_actors=True, resumable=True, compiled=False
+    )
+    """Where actors run: ray, each in a process of the Ray cluster that RAY_ADDRESS names, or of a
+    new one on this machine; None: in threads of this process."""
+    actor_cpus: float = setting(
+        1.0, low=0, high=10**4, needs="actors_on", resumable=True, compiled=False
+    )
+    """CPUs that Ray counts for each actor."""
+    actor_gpus: float = setting(
+        0.0, low=0, high=100, needs="actors_on", resumable=True, compiled=False
+    )
+    """GPUs of each actor, which acts on the first of them; 0: on a CPU."""
     max_lag: int | None = setting(
         None, low=0, high=10**6, needs_actors=True, timed=True, skips=True
     )

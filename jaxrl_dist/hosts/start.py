@@ -238,10 +238,10 @@ def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) ->
         if state.client is None:
             continue
         if state.process_id:
-            listens = _listens(state.coordinator_address)
-            if reached and listens is False:
+            answers = listens(state.coordinator_address)
+            if reached and answers is False:
                 raise ProcessError("process 0 is lost: it ended before all processes joined")
-            reached = reached or listens is True
+            reached = reached or answers is True
         others = f"the others of {state.num_processes} processes"
         if state.process_id and not reached:
             others = f"process 0 at {state.coordinator_address}"
@@ -252,7 +252,7 @@ def _wait(joining: threading.Thread, state: Any, waiting: Callable[[], None]) ->
             say(f"waiting for {others}, for at most {JOIN_SECONDS} s")
 
 
-def _listens(address: str) -> bool | None:
+def listens(address: str) -> bool | None:
     """Returns whether a process listens at an address; None: that cannot be known."""
     try:
         socket.create_connection(_split(address), 1.0).close()
@@ -277,7 +277,7 @@ def _join(launch: Processes) -> None:
     client = global_state.client
     watch = Watch(client, number, count, launch.lost_process_timeout)
     failing.begin(watch)
-    watch.gone = lambda: _listens(str(global_state.coordinator_address)) is False
+    watch.gone = lambda: listens(str(global_state.coordinator_address)) is False
     peers.join(peers.World(client, number, count, lambda: watch.problem))
     atexit.register(watch.disconnect)  # then JAX waits for the other processes, and disconnects
     peers.all_gather(None, "the start")

@@ -112,3 +112,24 @@ def newest(stacks: PyTree, frame_stack: int) -> Frame:
     frames = jax.tree.map(split, stacks)
     still = [jnp.all(x == x[-1:], axis=(0, *range(3, x.ndim))) for x in jax.tree.leaves(frames)]
     return Frame(jax.tree.map(lambda x: x[-1], frames), functools.reduce(jnp.logical_and, still))
+
+
+class Stacks(NamedTuple):
+    """Consecutive stacks of frames, each frame once."""
+
+    first: PyTree
+    """[B, k * c, ...]."""
+    later: Frame
+    """[T, B, c, ...], the newest frame of each later stack."""
+
+
+def unstack(stacks: PyTree, frame_stack: int) -> Stacks:
+    """Returns the stacks ``[T + 1, B, k * c, ...]`` with each frame once."""
+    first = jax.tree.map(lambda x: x[0], stacks)
+    return Stacks(first, newest(jax.tree.map(lambda x: x[1:], stacks), frame_stack))
+
+
+def restack(stacks: Stacks) -> PyTree:
+    """The inverse of ``unstack``."""
+    _, later = jax.lax.scan(push, stacks.first, stacks.later)
+    return jax.tree.map(lambda x, xs: jnp.concatenate([x[None], xs]), stacks.first, later)

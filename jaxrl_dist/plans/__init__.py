@@ -17,7 +17,7 @@ from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.hosts import peers
 from jaxrl_dist.plans import threaded
-from jaxrl_dist.plans.dataflow import replays
+from jaxrl_dist.plans.dataflow import Digest, replays
 from jaxrl_dist.plans.population import Population
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithms, Report
@@ -34,6 +34,12 @@ def execute(session: Session) -> Generator[Report]:
     name = session.config.plan
     reports: Generator[Report] = getattr(_code(name), name)(session)
     return reports
+
+
+def digest(name: str) -> Digest:
+    """Returns what the actors of a plan compute from their rollouts where they act."""
+    made: Digest = getattr(_code(name), "digest", threaded.digest)
+    return made
 
 
 def population_plan(name: str) -> type[Population] | None:

@@ -6,26 +6,30 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_dist import flow
 from jaxrl_dist import mesh as meshes
-from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Sample
-from jaxrl_dist.actors.step import Stages
+from jaxrl_dist.actors.pool import ActorPool, Deliver, ParamStore, Sample, Snapshot
+from jaxrl_dist.actors.remote import RemotePool
+from jaxrl_dist.actors.step import ActorJob, Rollouts, Stages
+from jaxrl_dist.actors.transport import Experience
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans import report as reports
 from jaxrl_dist.plans.clock import Clock
 from jaxrl_dist.plans.job import Job
-from jaxrl_dist.plans.recording import acting, recording_actors
+from jaxrl_dist.plans.recording import acting, recorders
 from jaxrl_dist.plans.report import updates_of
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.window import Window
-from jaxrl_dist.types import Algorithms, Join, Report, TrainState
+from jaxrl_dist.types import Algorithms, Join, PyTree, Report, TrainState
 
 JOINS = {
     "async/queue": Join.SUM,
@@ -63,11 +67,21 @@ Training = Callable[[TrainState, Rounds], Iterator[Turn]]
 comes."""
 
 
+Digest = Callable[[ActorJob, Mesh], Deliver | None]
+"""``(job, device) -> (snapshot, rollouts, number) -> digest``: makes what an actor computes from
+its rollouts where it acts; None: nothing."""
+
+
+Send = Callable[[Rollouts, PyTree], PyTree]
+"""``(rollouts, digest) -> content``: places what an actor has made on the devices that learn."""
+
+
 class Exchange(NamedTuple):
     """How experience gets from the actors to a trainer."""
 
-    send: Sequence[Deliver]
-    """What each actor does with its rollout."""
+    digest: Digest
+    send: Sequence[Send]
+    """For each actor."""
     join: Callable[[Sequence[Any]], Any]
     """Makes what a trainer learns from of the samples of a round; None:
     a sample that is late or too old."""
@@ -97,14 +111,7 @@ def dataflow(
     more = False
     store = ParamStore(options.meshes, keep=options.lag or 0)
     store.publish(arrays.as_local(state, job.mesh))
-    with contextlib.closing(
-        ActorPool(
-            session.actor_job(acting(session)),
-            options,
-            store,
-            recording_actors(session, exchange.send),
-        )
-    ) as pool:
+    with contextlib.closing(start_actors(session, store, exchange)) as pool:
         tally = Tally(
             session,
             pool,
@@ -150,6 +157,52 @@ def dataflow(
         pool.close()
         stages.mark("closing")
         yield now()
+
+
+def start_actors(session: Session, store: ParamStore, exchange: Exchange) -> ActorPool:
+    """Starts the actors of a session: threads, or processes of a Ray cluster."""
+    job = session.job
+    acting_job = session.actor_job(acting(session))
+    record = recorders(session, len(exchange.send))
+    if session.launch is None:
+        learning_job = session.actor_job(job.algorithm)
+        digests = itertools.cycle([exchange.digest(learning_job, on) for on in job.pool.meshes])
+        deliver = list(map(_acting_here, digests, record, exchange.send))
+        return ActorPool(acting_job, job.pool, store, deliver)
+    return RemotePool(
+        acting_job,
+        job.pool,
+        store,
+        list(map(_acting_elsewhere, record, exchange.send)),
+        session.launch(session),
+        continuous=session.record is not None or replays(job.algorithm),
+    )
+
+
+def _acting_here(
+    digest: Deliver | None, record: Callable[[Rollouts], Rollouts], send: Send
+) -> Deliver:
+    """Returns what an actor's thread does with its rollouts."""
+
+    def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
+        learnt = record(rollouts)
+        if digest is None:
+            return send(learnt, None)
+        return send(learnt, digest(snapshot, learnt, number))
+
+    return deliver
+
+
+def _acting_elsewhere(record: Callable[[Rollouts], Rollouts], send: Send) -> Deliver:
+    """Returns what an actor's thread does with what another process has made."""
+
+    def deliver(snapshot: Snapshot, experience: Experience, number: np.int32) -> PyTree:
+        del snapshot, number  # the digest has used them
+        if experience.rollouts is None:
+            return send({}, experience.digest)
+        return send(record(experience.rollouts), experience.digest)
+
+    return deliver
 
 
 def rounds(

@@ -8,7 +8,6 @@ iteration is one actor's gradient.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +16,7 @@ from jax.sharding import Mesh
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import Deliver, Snapshot
-from jaxrl_dist.actors.step import Rollouts
+from jaxrl_dist.actors.step import ActorJob, Rollouts
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
@@ -70,22 +69,22 @@ def gradients(session: Session) -> Iterator[Report]:
             state = joined({"": apply(state_of(state, ""), grads)})
             yield Turn(state, {"": metrics}, {"": True})
 
-    by_device = [differentiate(session, on) for on in job.pool.meshes]
-    send = list(itertools.islice(itertools.cycle(by_device), job.pool.num_actors))
-    return dataflow(session, turns, [apply], Exchange(send, lambda samples: samples[0].content, 1))
+    def send(rollouts: Rollouts, gradient: PyTree) -> PyTree:
+        del rollouts
+        return meshes.put(gradient, job.mesh, meshes.REPLICATED)
+
+    sends = [send] * job.pool.num_actors
+    exchange = Exchange(digest, sends, lambda samples: samples[0].content, 1)
+    return dataflow(session, turns, [apply], exchange)
 
 
-def differentiate(session: Session, on: Mesh) -> Deliver:
-    """Returns a function from an actor's rollout to its gradient and metrics,
-    placed on the learner's devices.
-    """
-    job = session.job
+def digest(job: ActorJob, on: Mesh) -> Deliver:
+    """Returns a function from an actor's rollout to its gradient and metrics."""
     (algorithm,) = job.algorithm.values()
     gradient = job.once(("gradient", on), lambda: compile_gradient(algorithm, on))
-    key = meshes.put(rng.stream(session.host_seed, rng.Stream.LEARN), on, meshes.REPLICATED)
+    key = meshes.put(rng.stream(job.seed, rng.Stream.LEARN), on, meshes.REPLICATED)
 
-    def deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
-        result = gradient(state_of(snapshot.state, ""), rollouts[""], key, number)
-        return meshes.put(result, job.mesh, meshes.REPLICATED)
+    def differentiate(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
+        return gradient(state_of(snapshot.state, ""), rollouts[""], key, number)
 
-    return deliver
+    return differentiate

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
-import numpy as np
 
-from jaxrl_dist.actors.pool import Deliver, Snapshot
 from jaxrl_dist.actors.recorded_policy import to_learn, to_record, with_probabilities
 from jaxrl_dist.actors.step import Rollouts
 from jaxrl_dist.plans.session import Session
-from jaxrl_dist.types import Algorithms, PyTree, Rollout
+from jaxrl_dist.types import Algorithms, Rollout
 
 
 def acting(session: Session) -> Algorithms:
@@ -39,19 +37,10 @@ def recorder(session: Session, first: int) -> Callable[[Rollouts], Rollouts]:
     return record_and_return
 
 
-def recording_actors(session: Session, deliver: Sequence[Deliver]) -> Sequence[Deliver]:
-    """Returns the actors' ``deliver`` functions, which record each rollout first."""
-    num_envs = session.job.num_envs // len(deliver)
-
-    def of_actor(index: int, deliver: Deliver) -> Deliver:
-        record = recorder(session, index * num_envs)
-
-        def record_and_deliver(snapshot: Snapshot, rollouts: Rollouts, number: np.int32) -> PyTree:
-            return deliver(snapshot, record(rollouts), number)
-
-        return record_and_deliver
-
-    return [of_actor(index, one) for index, one in enumerate(deliver)]
+def recorders(session: Session, num_actors: int) -> list[Callable[[Rollouts], Rollouts]]:
+    """Returns the ``recorder`` of each actor."""
+    num_envs = session.job.num_envs // num_actors
+    return [recorder(session, index * num_envs) for index in range(num_actors)]
 
 
 # --- What a program keeps for the host ------------------------------------------------------------

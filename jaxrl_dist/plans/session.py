@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.step import ActorJob
+from jaxrl_dist.actors.transport import Launch
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.plans.job import Job
@@ -39,6 +40,9 @@ class Session(NamedTuple):
     publish_latest: Callable[[Callable[[], Report]], None] = lambda newest: None
     """Called before the first update with a function that reports the newest state,
     even after the plan has failed."""
+    launch: Callable[[Session], Launch] | None = None
+    """Returns what actors in other processes need to act as threads of the session would; None:
+    actors are threads."""
     record: Callable[[int, Iterable[Rollout]], None] | None = None
     """Takes all experience, as ``(index of the first environment, rollouts [T, B, ...])``;
     None: nothing does."""

@@ -4,7 +4,6 @@ and the way of rollouts from the actors to the learner.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import jax
@@ -15,15 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import rng
 from jaxrl_dist.actors.pool import Deliver, PoolOptions, Sample, Snapshot
-from jaxrl_dist.actors.step import Rollouts, keys_of
+from jaxrl_dist.actors.step import ActorJob, Rollouts, keys_of
 from jaxrl_dist.checks import check_divides, flag, parse_devices
+from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.policies import state_of
 from jaxrl_dist.learners.sharded import compile_priority
-from jaxrl_dist.plans.dataflow import Exchange
+from jaxrl_dist.plans.dataflow import Exchange, Send
 from jaxrl_dist.plans.devices import check_evenly, numbered
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.types import Algorithms, PyTree
@@ -80,6 +80,8 @@ def pool_options(config: Train, learners: Sequence[jax.Device]) -> PoolOptions:
                 f"{config.num_actors} can use"
             )
     check_evenly(acting, "that act")
+    if config.actors_on is not None:
+        _check_remote(config)
     num_actors = config.num_actors // peers.count()
     return PoolOptions(
         num_actors=num_actors,
@@ -96,6 +98,26 @@ def pool_options(config: Train, learners: Sequence[jax.Device]) -> PoolOptions:
     )
 
 
+def _check_remote(config: Train) -> None:
+    """Raises ``ConfigError`` for what actors in other processes cannot do."""
+    if peers.count() > 1:
+        raise ConfigError(
+            f"--actors-on {config.actors_on} needs one process that learns, but there are "
+            f"{peers.count()}; remove it, or --processes"
+        )
+    if config.actor_devices is not None:
+        raise ConfigError(
+            "--actor-devices names devices of this process, where --actors-on "
+            f"{config.actors_on} has no actors; remove one"
+        )
+    restarts = config.on_actor_error == "restart"
+    if config.record is not None and restarts and PLANS[config.plan].sends_gradients:
+        raise ConfigError(
+            f"--record under --plan {config.plan} does not support --on-actor-error restart with "
+            f"--actors-on {config.actors_on} yet; remove one"
+        )
+
+
 def exchange(session: Session) -> Exchange:
     """Returns the exchange of rollouts: each travels to its actor's part of the mesh,
     where those of a round join.
@@ -106,20 +128,12 @@ def exchange(session: Session) -> Exchange:
     job = session.job
     mesh = arrays.own_part(job.mesh)
     num_actors = job.pool.num_actors
-    devices = job.pool.meshes
     prioritized = prioritizes(job.algorithm)
     specs = [meshes.rollout_specs(job.algorithm), meshes.TIME_BATCH][: 1 + prioritized]
-    by_device: list[Deliver | None] = [None] * len(devices)
-    if prioritized:
-        by_device = [prioritize(session, on) for on in devices]
-    priorities = itertools.cycle(by_device)
-    send = [
-        sender(home, specs, priority)
-        for home, priority in zip(homes(mesh, num_actors), priorities, strict=False)
-    ]
+    send = [sender(home, specs) for home in homes(mesh, num_actors)]
     join = job.once("join", lambda: Joiner(mesh, num_actors, specs))
     return Exchange(
-        send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors
+        digest, send, lambda samples: arrays.as_global(join(samples), job.mesh, specs), num_actors
     )
 
 
@@ -137,11 +151,11 @@ def homes(mesh: Mesh, num_actors: int) -> list[Mesh]:
     return [meshes.make_mesh(devices[first : first + size]) for first in firsts]
 
 
-def sender(home: Mesh, specs: Specs, priority: Deliver | None = None) -> Deliver:
+def sender(home: Mesh, specs: Specs) -> Send:
     """Returns a function with which an actor sends its rollout to the learner,
     overlapping with updates there.
 
-    It sends a list of the rollout and, with ``priority``, the rollout's priorities; arrays that are
+    It sends a list of the rollout and, if there are any, the rollout's priorities; arrays that are
     on its part of the mesh already are not copied.
 
     Args:
@@ -150,24 +164,25 @@ def sender(home: Mesh, specs: Specs, priority: Deliver | None = None) -> Deliver
     """
     shardings = meshes.shardings(home, specs)
 
-    def send(snapshot: Snapshot, rollout: Rollouts, number: np.int32) -> list[PyTree]:
+    def send(rollout: Rollouts, priorities: PyTree) -> list[PyTree]:
         content: list[PyTree] = [rollout]
-        if priority is not None:
-            content.append(priority(snapshot, rollout, number))
+        if priorities is not None:
+            content.append(priorities)
         placed = zip(content, shardings, strict=True)
         return [jax.device_put(x, sharding) for x, sharding in placed]
 
     return send
 
 
-def prioritize(session: Session, on: Mesh) -> Deliver:
+def digest(job: ActorJob, on: Mesh) -> Deliver | None:
     """Returns a function that computes, on the device that acted,
-    the initial priorities of a rollout's windows.
+    the initial priorities of a rollout's windows; None: no policy needs priorities.
 
     They are those of the policies that need priorities.
     """
-    job = session.job
-    stream = rng.stream(session.host_seed, rng.Stream.PRIORITIZE)
+    if not prioritizes(job.algorithm):
+        return None
+    stream = rng.stream(job.seed, rng.Stream.PRIORITIZE)
     keys = meshes.put(keys_of(job.algorithm, stream), on, meshes.REPLICATED)
     programs = job.once(
         ("priorities", on),

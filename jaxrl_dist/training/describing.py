@@ -7,6 +7,7 @@ import sys
 
 from jaxrl_dist import algorithms
 from jaxrl_dist import mesh as meshes
+from jaxrl_dist.actors import cluster
 from jaxrl_dist.checks import counted
 from jaxrl_dist.config.envs import env_name, module_of_user, split_env
 from jaxrl_dist.config.plans import PLANS
@@ -63,6 +64,8 @@ def _devices(config: Train, job: Job) -> str:
     if not PLANS[config.plan].threaded:
         return devices
     actors = counted(job.pool.num_actors, "actor")
+    if config.actors_on:
+        return f"{actors} on Ray ({cluster.find_nodes()}), {devices}"
     if config.actor_devices:
         return f"{actors} on {len(job.pool.meshes)}, learner on {devices}"
     return f"{actors}, {devices}"

@@ -14,6 +14,7 @@ from typing import IO
 
 from jaxrl_dist import mesh as meshes
 from jaxrl_dist import plans
+from jaxrl_dist.actors import cluster
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.writing import check_new
 from jaxrl_dist.errors import DivergedError, FileWarning
@@ -122,8 +123,12 @@ class Run:
         self._note_read = warn_if_unread(reports)
         return reports
 
-    @in_32_bits
     def _reports(self) -> Generator[Report]:
+        with cluster.joined(self.members[0].config):
+            yield from self._connected_reports()
+
+    @in_32_bits
+    def _connected_reports(self) -> Generator[Report]:
         self._note_read()
         sessions = [member.session for member in self.members]
         with failing():

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxrl_dist import plans
+from jaxrl_dist.actors import cluster
 from jaxrl_dist.actors.evaluate import check_samples
 from jaxrl_dist.checks import flag
 from jaxrl_dist.config.plans import PLANS
@@ -30,7 +31,7 @@ from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings.policies import by_policy
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.stored import differences, to_json
-from jaxrl_dist.training import recording
+from jaxrl_dist.training import actor_process, recording
 from jaxrl_dist.training.compile_cache import keep_programs
 from jaxrl_dist.training.describing import resume_command
 from jaxrl_dist.training.job import make_job, make_session
@@ -58,6 +59,8 @@ def prepare(config: Train, source: EnvSource | None = None) -> Run:
     if config.compile_cache:
         keep_programs()
     prepared = _prepared(config, source)
+    if config.actors_on:
+        cluster.connect(prepared.members[0].config)
     spec = source.spec
     if spec.unread_mask and peers.first():
         warnings.warn(f"{label_of(spec)}: {spec.unread_mask}", EnvWarning, stacklevel=3)
@@ -157,7 +160,8 @@ def _session(
     memory = jax.eval_shape(job.learner.init, jax.random.key(0)).memory
     replay = checkpoint.keeps_replay(config.checkpoint_replay, memory)
     config = dataclasses.replace(config, checkpoint_replay=replay)
-    return session._replace(config=config, job=job)
+    launch = actor_process.launch if config.actors_on else None
+    return session._replace(config=config, job=job, launch=launch)
 
 
 def _member(

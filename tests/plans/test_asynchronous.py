@@ -660,7 +660,7 @@ def test_rollouts_are_sent_to_their_learner_devices(actors: int, devices: int) -
     samples = [
         Sample(
             0,
-            sender(home, [meshes.ROLLOUT])(cast(Any, None), rollout, np.int32(0)),
+            sender(home, [meshes.ROLLOUT])(cast(Any, rollout), None),
             none,
             np.zeros(2),
         )
