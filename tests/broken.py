@@ -317,6 +317,30 @@ class RightJAX:
         return jax_spaces.Discrete(2)
 
 
+class LimitInDone(RightJAX):
+    """Its time limit is a part of ``terminated``, as in older gymnax environments."""
+
+    def step_env(self, key: Any, state: Any, action: Any, params: int) -> Any:
+        _, after, *_ = super().step_env(key, state, action, params)
+        return state.place, after._replace(place=state.place), 0.0, after.time >= params, {}
+
+    def is_truncated(self, state: Any, params: int) -> Any:
+        return jnp.bool_(False)
+
+
+class HostLimitInDone(Right):
+    """As ``LimitInDone``, but a goal also ends some episodes."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, done, _, info = super().step(action)
+        self.time += 1
+        return obs, reward, done or self.time >= 4, False, info
+
+
 class NoTimeLimitMethod(RightJAX):
     is_truncated = None  # type: ignore[assignment]
 

@@ -4,14 +4,17 @@ algorithm.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import pathlib
 import sys
 import traceback
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from jaxrl_dist.config.named import ALGORITHMS as ALGORITHMS
 from jaxrl_dist.config.named import PRESETS as PRESETS
@@ -22,6 +25,22 @@ from jaxrl_dist.protocols import Traits
 _HINTS: dict[type, str] = {kind: kind.__name__ for kind in (bool, int, float, str)}
 _HINTS |= {tuple: "tuple[int, ...]", type(None): "float | None"}
 """Types of hyperparameters, as they are annotated."""
+
+
+class Source(NamedTuple):
+    """The user's file of an algorithm, as it was when it was executed."""
+
+    path: str
+    """As the user named it."""
+    text: str
+    sha256: str
+    """Of the text in UTF-8."""
+    code: str
+    """SHA-256 of the code: comments, docstrings and layout do not count."""
+
+
+_SOURCES: dict[type, Source] = {}
+"""By the config class that ``from_file`` has returned."""
 
 
 if not TYPE_CHECKING:
@@ -87,6 +106,29 @@ def name_of(config: Any) -> str:
     return name
 
 
+def source_of(config: Any) -> Source | None:
+    """Returns the file of the user's algorithm, for a config or config class; None: ``from_file``
+    has not made it.
+    """
+    return _SOURCES.get(config if isinstance(config, type) else type(config))
+
+
+def label_of(config: Any) -> str:
+    """Returns how runs show an algorithm: ``name_of``, or the label of the user's file."""
+    source = source_of(config)
+    if source is None:
+        return name_of(config)
+    return label_of_file(pathlib.Path(source.path).name)
+
+
+def label_of_file(name: str) -> str:
+    """Returns the label of a file such as ``spo.py``: ``spo``, or the file's name if ``spo`` is one
+    of ours.
+    """
+    stem = name.removesuffix(".py")
+    return name if stem.lower() in {**ALGORITHMS, **PRESETS} else stem
+
+
 def from_file(path: str) -> type:
     """Returns the config class in the user's Python file:
     its only dataclass with a ``make`` method.
@@ -97,7 +139,7 @@ def from_file(path: str) -> type:
     Raises:
       ConfigError: the file is missing, fails to run, or does not hold exactly one algorithm.
     """
-    module = _executed(path)
+    module, text = _executed(path)
     kinds = [
         kind
         for kind in vars(module).values()
@@ -114,7 +156,27 @@ def from_file(path: str) -> type:
             f"{path} must hold one algorithm, a dataclass with make, but there are several: {names}"
         )
     _check(path, kinds[0])
+    _SOURCES[kinds[0]] = Source(path, text, _sha256(text), _sha256(_code(text)))
     return kinds[0]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _code(text: str) -> str:
+    """Returns the code of a Python file without comments, docstrings and layout."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [line for line in node.body if not _is_docstring(line)]
+    return ast.unparse(tree)
+
+
+def _is_docstring(line: ast.stmt) -> bool:
+    if not isinstance(line, ast.Expr) or not isinstance(line.value, ast.Constant):
+        return False
+    return isinstance(line.value.value, str)
 
 
 def _check(path: str, kind: type) -> None:
@@ -158,19 +220,32 @@ def unannotated(kind: type) -> str:
     return ""
 
 
-def _executed(path: str) -> types.ModuleType:
-    """Returns the module that a Python file makes."""
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Executes a file as it is now, and not what Python may have cached of it."""
+
+    text = ""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        self.text = importlib.util.decode_source(self.get_data(self.path))
+        return self.source_to_code(self.text, self.path)
+
+
+def _executed(path: str) -> tuple[types.ModuleType, str]:
+    """Returns the module that a Python file makes, and the file's text."""
     file = pathlib.Path(path).resolve()
     if not file.is_file():
         raise ConfigError(f"there is no file {path}")
+    if file.suffix != ".py":
+        raise ConfigError(f"{path} is not a Python file; name one that ends in .py")
     name = f"algorithm_of_{file.stem}"  # avoids replacing another module
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, "its name ends in .py"
+    loader = _Loader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up annotations here
     sys.path.insert(0, str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -179,4 +254,4 @@ def _executed(path: str) -> types.ModuleType:
         # only syntax errors have one of their own
         line = getattr(error, "lineno", None) or lines[-1]
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
-    return module
+    return module, loader.text

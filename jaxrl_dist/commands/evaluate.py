@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -13,12 +14,12 @@ from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.checks import counted, unit
 from jaxrl_dist.commands import find_modules, flags, help
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.errors import ConfigError, say, visible
+from jaxrl_dist.errors import ConfigError, ConfigWarning, say, visible
 from jaxrl_dist.hosts import stdout
 from jaxrl_dist.run.files import members_of
 from jaxrl_dist.run.storage import check_run_dir
 from jaxrl_dist.settings.policies import Policies
-from jaxrl_dist.settings.stored import stored_fields
+from jaxrl_dist.settings.stored import changed_code, stored_fields
 
 if TYPE_CHECKING:
     from jaxrl_dist.actors.evaluate import Evaluator
@@ -62,6 +63,8 @@ class Trained:
                 f"{self.run_dir} is a run of {trained}, not of {own_algorithm.__name__}; "
                 "remove --algorithm"
             )
+        if own_algorithm is not None:
+            warn_of_code(run_dir, own_algorithm)
         find_modules(self.env)
 
         from jaxrl_dist.play.policy import load_policy
@@ -135,6 +138,12 @@ class RunEvaluation(NamedTuple):
         if self.checkpoint is None:
             return evaluation_lines(self.numbers)
         return evaluation_lines(self.numbers, f"checkpoint {self.checkpoint:,}")
+
+
+def warn_of_code(run_dir: pathlib.Path, own_algorithm: type) -> None:
+    """Warns that the user's algorithm file has other code than the run has trained with."""
+    if problem := changed_code(run_dir, own_algorithm):
+        warnings.warn(f"{problem} if it decides how the policy acts", ConfigWarning, stacklevel=3)
 
 
 def named_checkpoint(options: Trained) -> int | None:
@@ -282,7 +291,10 @@ def _play_members(
     for member in members:
         member_options = dataclasses.replace(options, run_dir=str(member))
         try:
-            policy = member_options.load_player()
+            with warnings.catch_warnings():
+                if by_member:  # the first one has warned of what all have in common
+                    warnings.simplefilter("ignore", ConfigWarning)
+                policy = member_options.load_player()
             checkpoint = named_checkpoint(member_options)
         except ConfigError as error:
             problems.append(error)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxrl_dist.algorithms import from_file
 from jaxrl_dist.commands import find_modules, flags, help
+from jaxrl_dist.commands.evaluate import warn_of_code
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError, visible
 from jaxrl_dist.hosts import stdout
@@ -90,6 +91,8 @@ def _play(options: Games) -> Match:
             run_dir = pathlib.Path(read_fixed(player).run_dir)
             check_run_dir(run_dir)
             stored_fields(run_dir, algorithm, options.env)  # fails before JAX is imported
+            if algorithm:
+                warn_of_code(run_dir, algorithm)
     find_modules(options.env)
 
     from jaxrl_dist.play.match import match

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_dist.algorithms import config_class, from_file
+from jaxrl_dist.algorithms import config_class, from_file, name_of
 from jaxrl_dist.commands import find_modules, flags, help, help_text, policies
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
@@ -130,9 +130,10 @@ def _stored(
         stored = Policies(fields.pop("configs"))
         if kind is not None:  # the file of one of the stored policies
             return stored, fields
-    if algorithm is not None and _name(algorithm) != _name(stored):
+    given = algorithm if kind is None else name_of(kind)
+    if given is not None and given != _name(stored):
         raise ConfigError(
-            f"{config_file} was made by {_name(stored)}, not by {_name(algorithm)}; "
+            f"{config_file} was made by {_name(stored)}, not by {given}; "
             "remove the algorithm's name"
         )
     return kind or stored, fields

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from jaxrl_dist.algorithms import name_of
+from jaxrl_dist.algorithms import label_of
 from jaxrl_dist.config.train import OWN, Train
 from jaxrl_dist.config.values import PolicyConfigs, check_hyperparameters
 from jaxrl_dist.errors import ConfigError
@@ -62,12 +62,12 @@ def learner_name(config: Train) -> str | None:
 
 
 def label(algorithm: object) -> str:
-    """Returns the name of an algorithm's config; with several policies, their names, such as
-    ``ppo+dqn``.
+    """Returns how an algorithm is shown, for its config or config class; with several policies,
+    their labels, such as ``ppo+dqn``.
     """
     if not isinstance(algorithm, Policies):
-        return name_of(algorithm)
-    return "+".join(name_of(part.algorithm).lower() for part in algorithm.configs.values())
+        return label_of(algorithm)
+    return "+".join(label_of(part.algorithm).lower() for part in algorithm.configs.values())
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from jaxrl_dist.algorithms import config_class, name_of
+from jaxrl_dist.algorithms import config_class, name_of, source_of
 from jaxrl_dist.checks import did_you_mean, shown
 from jaxrl_dist.config.envs import OBJECT, env_name, module_of_user, named_env, split_env
 from jaxrl_dist.config.train import CONFIG_FILE, OWN, RUN_DEFAULTS, Train
@@ -27,6 +27,8 @@ from jaxrl_dist.types import EnvSpec
 
 FORMAT = 1
 """Format number of ``config.json``; a reader refuses unknown numbers."""
+FILE = "algorithm_file"
+"""Key of the name and checksums of the user's algorithm file."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
 _KEPT = marked(Train, stored=True)
@@ -41,13 +43,64 @@ def to_json(config: Train, spec: EnvSpec | None = None) -> dict[str, Any]:
     content = {
         "format": FORMAT,
         "clock": config.clock,
-        "algorithm": name_of(config.algorithm),
-        "hyperparameters": _hyperparameters(config.algorithm),
+        **_algorithm(config),
         "run": {**run, "env": env_name(config.env)},
     }
     if spec is not None:
         content["spaces"] = {name: spaces.describe(getattr(spec, name)) for name in SPACES}
     return content
+
+
+def _algorithm(config: Train) -> dict[str, object]:
+    """Returns the algorithm as JSON; of the user's file, the name and checksums."""
+    content: dict[str, object] = {
+        "algorithm": name_of(config.algorithm),
+        "hyperparameters": _hyperparameters(config.algorithm),
+    }
+    source = source_of(config.algorithm)
+    if source is not None:
+        name = pathlib.Path(source.path).name
+        content[FILE] = {"name": name, "sha256": source.sha256, "code": source.code}
+    return content
+
+
+def file_in(part: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the name and checksums of the user's algorithm file in a ``config.json``, or in one
+    of its policies; {}: there are none.
+    """
+    file = part.get(FILE)
+    if not isinstance(file, dict):
+        return {}
+    return {name: str(file.get(name)) for name in ("name", "sha256", "code")}
+
+
+def copy_of_file(policy: str) -> str:
+    """Returns the name of the text in a run directory that is a policy's algorithm file."""
+    return f"algorithm-{policy}.txt" if policy else "algorithm.txt"
+
+
+def changed_code(run_dir: pathlib.Path, kind: type) -> str:
+    """Says that the user's algorithm file has other code than a run has trained with; empty: it
+    has the same, or one of the two is unknown.
+
+    Args:
+      kind: the config class that ``from_file`` returned.
+    """
+    content = stored_content(run_dir / CONFIG_FILE)
+    source = source_of(kind)
+    parts = {"": content}
+    if content["algorithm"] == Policies.stored_as:
+        parts = content["hyperparameters"]
+    for policy, part in parts.items():
+        if source is None or not isinstance(part, dict) or part.get("algorithm") != name_of(kind):
+            continue
+        file = file_in(part)
+        if file and source.sha256 != file["sha256"] and source.code != file["code"]:
+            return (
+                f"{source.path} has other code than {run_dir / copy_of_file(policy)}, with which the "
+                "run trained; restore that code"
+            )
+    return ""
 
 
 def _hyperparameters(algorithm: object) -> dict[str, object]:
@@ -59,11 +112,7 @@ def _hyperparameters(algorithm: object) -> dict[str, object]:
 def _policy(part: Train) -> dict[str, object]:
     """Returns one of several policies as JSON."""
     policy_fields = {name: getattr(part, name) for name in OWN}
-    return {
-        "algorithm": name_of(part.algorithm),
-        "hyperparameters": _hyperparameters(part.algorithm),
-        **policy_fields,
-    }
+    return {**_algorithm(part), **policy_fields}
 
 
 def _read_policies(stored: Mapping[str, object], user_class: type | None) -> dict[str, Train]:
@@ -77,7 +126,7 @@ def _read_policies(stored: Mapping[str, object], user_class: type | None) -> dic
         with naming(policy):
             if not isinstance(part, dict) or not isinstance(part.get("hyperparameters"), dict):
                 raise ConfigError("algorithm or hyperparameters is missing")
-            _check_known(part, ("algorithm", "hyperparameters", *OWN))
+            _check_known(part, ("algorithm", "hyperparameters", FILE, *OWN))
             algorithm = str(part.get("algorithm"))
             kind = STILL.get(algorithm) or config_class(algorithm, user_class)
             _check_known(part["hyperparameters"], marked(kind))

@@ -7,11 +7,13 @@ shapes and dtypes.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +22,19 @@ import optax
 from jaxrl_dist import mesh, spaces
 from jaxrl_dist.actors.step import blank_rollout
 from jaxrl_dist.algorithms import name_of, unannotated
-from jaxrl_dist.checks import check_range, did_you_mean
+from jaxrl_dist.checks import check_range, did_you_mean, flag
 from jaxrl_dist.config.plans import PLANS
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.envs.base import label_of
 from jaxrl_dist.envs.contract import Contract, of_library, shown, traced
 from jaxrl_dist.envs.native import described
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.learners.on_policy import examples_per_env
 from jaxrl_dist.learners.sgd import losses_of
 from jaxrl_dist.nn import cores
+from jaxrl_dist.nn.optimizers import OptimizerConfig
+from jaxrl_dist.protocols import Hyperparameters
 from jaxrl_dist.settings.policies import by_policy, naming
 from jaxrl_dist.types import (
     Algorithm,
@@ -61,9 +66,42 @@ def check_own(config: Train, spec: EnvSpec, num_devices: int) -> None:
     for policy, part in by_policy(config).items():
         if not of_library(type(part.algorithm)):
             with naming(policy):
-                check_algorithm(
-                    Strict(name_of(part.algorithm)), part, spec.by_policy[policy], num_devices
-                )
+                own_spec = spec.by_policy[policy]
+                check_algorithm(Strict(name_of(part.algorithm)), part, own_spec, num_devices)
+                _warn_of_optimizer(part, own_spec)
+
+
+def _warn_of_optimizer(config: Train, spec: EnvSpec) -> None:
+    """Warns of flags of the optimiser that the user's algorithm replaces."""
+    algorithm = config.algorithm
+    given = [
+        flag(name)
+        for name in marked(OptimizerConfig)
+        if getattr(algorithm, name, None) != getattr(type(algorithm), name, None)
+    ]
+    if given and replaces_optimizer(algorithm, spec):
+        warnings.warn(
+            f"{', '.join(given)} may have no effect, because {name_of(algorithm)} replaces the "
+            "optimizer that they choose; remove them unless its code reads them",
+            ConfigWarning,
+            stacklevel=4,
+        )
+
+
+def replaces_optimizer(algorithm: Hyperparameters, spec: EnvSpec) -> bool:
+    """Returns whether an algorithm has the flags of an optimiser, but not that optimiser: its state
+    has the same structure whichever optimiser they name.
+    """
+    if not isinstance(algorithm, OptimizerConfig):
+        return False
+    structures = set()
+    for name in ("sgd", "adam"):
+        other: Any = dataclasses.replace(algorithm, optimizer=name)
+        with cores.made_for(other):
+            made = other.make(spec)
+        params = jax.eval_shape(made.init, jax.random.key(0)).params
+        structures.add(jax.tree.structure(jax.eval_shape(made.optimizer.init, params)))
+    return len(structures) == 1
 
 
 def check_algorithm(

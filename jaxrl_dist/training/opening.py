@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import IO, Any, NamedTuple
 
+from jaxrl_dist.algorithms import source_of
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.hosts import peers
@@ -15,9 +16,11 @@ from jaxrl_dist.plans.session import Session
 from jaxrl_dist.run import directories, machine, trackers
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.run.saving import Saver
+from jaxrl_dist.run.storage import write_text
 from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.settings.members import is_population
-from jaxrl_dist.settings.stored import to_json
+from jaxrl_dist.settings.policies import by_policy
+from jaxrl_dist.settings.stored import copy_of_file, to_json
 
 
 class Output(NamedTuple):
@@ -96,6 +99,9 @@ def open_files(
     stack.enter_context(file)
     directory = pathlib.Path(config.run_dir)
     with run_files.freeing(directory):
+        for policy, part in by_policy(config).items():
+            if (source := source_of(part.algorithm)) is not None:
+                write_text(directory / copy_of_file(policy), source.text)
         others = []
         if not is_population(config):  # its members send their own
             others = trackers.start(stack, config, directory, stored, reported.get(config.clock))

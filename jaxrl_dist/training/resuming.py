@@ -33,8 +33,15 @@ from jaxrl_dist.plans.session import Session, ended_by, score_of, step_of
 from jaxrl_dist.run import checkpoint, directories, machine
 from jaxrl_dist.run import files as run_files
 from jaxrl_dist.settings.members import is_population
+from jaxrl_dist.settings.policies import by_policy
 from jaxrl_dist.settings.resolve import resolved
-from jaxrl_dist.settings.stored import SPACES, differences, stored_content, to_json
+from jaxrl_dist.settings.stored import (
+    SPACES,
+    changed_code,
+    differences,
+    stored_content,
+    to_json,
+)
 from jaxrl_dist.training.algorithm import make_algorithm
 from jaxrl_dist.training.job import init_variables
 from jaxrl_dist.training.learner import check_sizes
@@ -68,6 +75,13 @@ def prepare_resume(
             f"{run_dir} is a sweep; continue it by its own command with --run-dir {run_dir}, or "
             f"one member with `jaxrl-dist resume {first}`"
         )
+    for part in by_policy(config).values():
+        if problem := changed_code(run_dir, type(part.algorithm)):
+            where = shlex.quote(str(run_dir))
+            raise ConfigError(
+                f"{problem}, or start a new run from its parameters with `jaxrl-dist train FILE.py "
+                f"--config {where} --init-from {where}`"
+            )
     with contextlib.ExitStack() as files:
         file = None
         if peers.first():  # for all processes of this run: another run might resume it, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from test_docs import blocks
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.algorithms import from_file, name_of
+from jaxrl_dist.algorithms import from_file, label_of, name_of, source_of
 from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.pg import PG
 from jaxrl_dist.commands import request
@@ -77,7 +78,7 @@ def test_its_fields_are_flags(file: Path, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["train", str(file), "--help"]) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert (
-        "jaxrl-dist train RWR" in out
+        "jaxrl-dist train my_algo" in out
         and "--temperature X" in out
         and "How much better an action must be" in out
     )
@@ -124,6 +125,16 @@ def test_its_runs_name_no_code(run_dir: Path, file: Path) -> None:
     assert (config["hyperparameters"]["temperature"], config["run"]["num_envs"]) == (0.5, 8)
 
 
+def test_a_run_holds_the_text_of_its_file(run_dir: Path, file: Path) -> None:
+    stored = runs.read_json(run_dir / "config.json")["algorithm_file"]
+    assert (run_dir / "algorithm.txt").read_text() == file.read_text()
+    assert stored["name"] == "my_algo.py"
+    assert stored["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert not [*run_dir.rglob("*.py")]
+    assert not (runs.finished(runs.CARTPOLE) / "algorithm.txt").exists()
+    assert "algorithm_file" not in runs.read_json(runs.finished(runs.CARTPOLE) / "config.json")
+
+
 def test_its_runs_are_evaluated_and_repeated_by_naming_it(
     run_dir: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +179,68 @@ def test_its_runs_are_resumed_by_naming_it(
     after = runs.untimed(copy)
     assert after[: len(before) - 1] == before[:-1] and after[-1]["env_steps"] >= 640
     assert runs.read_json(copy / "summary.json")["env_steps"] == after[-1]["env_steps"]
+
+
+@pytest.fixture
+def changed(file: Path, tmp_path: Path) -> Path:
+    """Another file whose class has the same name, with another loss."""
+    shutil.copy(file.parent / "a_helper_beside_it.py", tmp_path)
+    other = tmp_path / "other.py"
+    other.write_text(file.read_text().replace("-BOUND, BOUND", "-2 * BOUND, BOUND"))
+    assert other.read_text() != file.read_text()
+    return other
+
+
+def test_another_file_does_not_resume_a_run(
+    run_dir: Path, changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    before = (copy / "metrics.jsonl").read_bytes()
+    for command in (
+        f"resume {copy} --algorithm {changed} --total-env-steps 640",
+        f"train {changed} --config {copy} --run-dir {copy} --resume-or-start",
+    ):
+        assert cli.main(command.split()) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and f"{changed} has other code than {copy}/algorithm.txt" in err
+        assert f"--config {copy} --init-from {copy}" in err
+    assert (copy / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluations_with_another_file_warn(
+    run_dir: Path, changed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"evaluate {run_dir} --episodes 2 --quiet --algorithm {changed}"
+    assert cli.main(command.split()) == 0
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"warning: {changed} has other code than {run_dir}/algorithm.txt" in err
+
+
+def test_comments_docstrings_and_layout_are_not_code(tmp_path: Path) -> None:
+    code = set()
+    for index, text in enumerate(
+        (
+            CONFIG_CLASS,
+            CONFIG_CLASS.replace("x: int = 3", 'x: int = (3)  # three\n    """Three."""'),
+            '"""Mine."""\n' + CONFIG_CLASS.replace("spec):\n", 'spec):\n        "Makes."\n'),
+        )
+    ):
+        (tmp_path / f"mine{index}.py").write_text(text)
+        source = source_of(from_file(str(tmp_path / f"mine{index}.py")))
+        assert source is not None and source.text == text
+        code.add(source.code)
+    assert len(code) == 1
+    (tmp_path / "mine0.py").write_text(CONFIG_CLASS.replace("= 3", "= 4"))  # of the same size
+    kind = from_file(str(tmp_path / "mine0.py"))
+    source = source_of(kind)
+    assert source is not None and source.code not in code and kind().x == 4
+
+
+def test_a_file_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "algorithm.txt").write_text(CONFIG_CLASS)
+    with pytest.raises(ConfigError, match=r"algorithm.txt is not a Python file; name one .*\.py"):
+        from_file(str(tmp_path / "algorithm.txt"))
 
 
 def test_its_class_stands_for_its_preset(file: Path) -> None:
@@ -304,6 +377,7 @@ def test_one_of_ours_with_a_network_of_ones_own(base: str, tmp_path: Path) -> No
 def test_a_file_called_as_one_of_ours_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "ppo.py").write_text(CONFIG_CLASS.replace("Mine", "PPO"))
     kind = from_file(str(tmp_path / "ppo.py"))
+    assert label_of(kind) == "ppo.py"
     assert (
         name_of(kind()) == "PPO"
         and name_of(jaxrl_dist.preset("ppo", "CartPole-v1").algorithm) == "ppo"

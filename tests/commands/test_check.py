@@ -44,6 +44,26 @@ def test_what_never_ends_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "env, remedy",
+    [
+        (
+            "LimitInDone",
+            "44 of 44 episodes ended as terminated after exactly 20 steps, which learning takes for real ends; if it is a time limit, return it from is_truncated",
+        ),
+        ("HostLimitInDone", "as truncated"),
+    ],
+)
+def test_a_time_limit_in_terminated_is_noted(
+    env: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-env", f"broken:{env}"]) == 0
+    note, fine = capsys.readouterr().out.splitlines()
+    assert "note: " in note and "episodes ended as terminated after exactly" in note
+    assert "if it is a time limit" in note and remedy in note
+    assert "no fault found in" in fine
+
+
 def test_goals_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "broken:Goals"]) == 0
     note, fine = capsys.readouterr().out.splitlines()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 import types
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +20,11 @@ from test_docs import blocks
 
 import jaxrl_dist
 from jaxrl_dist import cli
-from jaxrl_dist.algorithms import ALGORITHMS, searching
+from jaxrl_dist.algorithms import ALGORITHMS, from_file, searching
 from jaxrl_dist.algorithms.muzero import MuZero
 from jaxrl_dist.commands.check_algorithm import acting, check, losses
 from jaxrl_dist.commands.check_env.findings import Check
+from jaxrl_dist.envs.source import find
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.training import contract
@@ -473,3 +476,49 @@ def test_what_cannot_be_checked(
     assert cli.main(["check-algorithm", *args.split()]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and not out
+
+
+REPLACED = """
+import dataclasses
+import optax
+from jaxrl_dist.algorithms.ppo import PPO
+
+@dataclasses.dataclass(frozen=True)
+class Mine(PPO):
+    def make(self, spec):
+        return dataclasses.replace(super().make(spec), optimizer=OPTIMIZER)
+"""
+
+
+@pytest.mark.parametrize(
+    "optimizer, replaces",
+    [
+        ("optax.adamw(self.learning_rate)", True),
+        ("optax.chain(optax.clip(1.0), self.make_optimizer('adam', self.learning_rate))", False),
+    ],
+)
+def test_flags_of_a_replaced_optimizer_are_named(
+    optimizer: str, replaces: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(REPLACED.replace("OPTIMIZER", optimizer))
+    fields = {"optimizer": "lion", "hidden_sizes": (4,), "num_envs": 8, "rollout_length": 4}
+    kind = from_file(str(tmp_path / "mine.py"))
+    config, source = resolved(jaxrl_dist.preset(kind, "CartPole-v1", **fields))
+    assert contract.replaces_optimizer(config.algorithm, source.spec) == replaces
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        contract.check_own(config, source.spec, 1)
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == replaces
+    assert all("optimizer" in text and "weight_decay" not in text for text in texts)
+    plain = dataclasses.replace(config.algorithm, optimizer=None)
+    with warnings.catch_warnings(action="error"):
+        contract.check_own(dataclasses.replace(config, algorithm=plain), source.spec, 1)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_ours_follow_the_flags_of_the_optimizer(name: str) -> None:
+    env = {"ddpg": "Pendulum-v1", "td3": "Pendulum-v1"}.get(name, "CartPole-v1")
+    spec = find(env).spec
+    algorithm = jaxrl_dist.preset(name, env).algorithm
+    assert not contract.replaces_optimizer(algorithm, spec)

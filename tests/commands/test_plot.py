@@ -483,6 +483,110 @@ def test_labels_name_the_groups_in_the_order_of_their_runs(
     assert "two groups of an environment the same name" in capsys.readouterr().err
 
 
+def with_file(run_dir: Path, name: str, code: str) -> Path:
+    """The run, as one of an algorithm in a file of the user's."""
+    config = json.loads((run_dir / "config.json").read_text())
+    config["algorithm_file"] = {"name": name, "sha256": f"sum {code}", "code": code * 64}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    return run_dir
+
+
+def labels_of(run_dirs: Sequence[Path]) -> list[str]:
+    rows = plot.plot(run_dirs, kind="table").splitlines()[2 : 2 + len(run_dirs)]
+    return sorted(row.split("|")[2].strip() for row in rows if row.startswith("|"))
+
+
+def test_files_and_their_versions_tell_algorithms_apart(tmp_path: Path) -> None:
+    """Both are ``class PPO``; a run of our own PPO has no file."""
+    spo, other, third = (
+        with_file(make_run(tmp_path, f"{seed}", [1.0], seed, "PPO"), name, code)
+        for seed, (name, code) in enumerate([("spo.py", "a"), ("my_ppo.py", "a"), ("spo.py", "b")])
+    )
+    ours = make_run(tmp_path, "ours", [1.0], 4)
+    same_name = with_file(make_run(tmp_path, "5", [1.0], 5, "PPO"), "ppo.py", "a")
+    again = with_file(make_run(tmp_path, "6", [1.0], 6, "PPO"), "spo.py", "a")
+    assert labels_of([spo, again]) == ["spo"]
+    assert labels_of([spo, other]) == ["my_ppo", "spo"]
+    assert labels_of([spo, third]) == ["spo.py=aaaaaaa", "spo.py=bbbbbbb"]
+    assert labels_of([spo, third, ours]) == ["ppo", "spo spo.py=aaaaaaa", "spo spo.py=bbbbbbb"]
+    assert labels_of([ours, same_name]) == ["ppo", "ppo.py"]
+
+
+def test_several_policies_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    for name, file, code in (("a", "spo.py", "a"), ("b", "spo.py", "b"), ("c", "new.py", "a")):
+        run_dir = make_run(tmp_path, name, [1.0], algorithm="Policies")
+        config = json.loads((run_dir / "config.json").read_text())
+        own = {"name": file, "sha256": code, "code": code * 64}
+        prey = {"algorithm": "PPO", "hyperparameters": {"x": 1}, "algorithm_file": own}
+        config["hyperparameters"] = {"prey": prey, "cat": {**prey, "algorithm_file": None}}
+        (run_dir / "config.json").write_text(json.dumps(config))
+    assert labels_of([tmp_path / "a", tmp_path / "b"]) == [
+        "prey.spo.py=aaaaaaa",
+        "prey.spo.py=bbbbbbb",
+    ]
+    assert labels_of([tmp_path / "a", tmp_path / "c"]) == [
+        "new+ppo",
+        "spo+ppo",
+    ]
+
+
+def test_a_csv_file_is_drawn_beside_runs(tmp_path: Path, figures: list[Figure]) -> None:
+    run_dir = make_run(tmp_path, "a", [1.0, 2.0])
+    file = tmp_path / "cleanrl.csv"
+    file.write_text("global_step,seed,return\n100,1,5\n200,1,7\n150,2,\n200,2,6\n")
+    plot.plot([file, run_dir], tmp_path / "x.png", labels=("CleanRL", "ours"))
+    (ax,) = figures[0].axes
+    lines = [tuple(line.get_xdata()) for line in ax.get_lines()]
+    assert (100, 200) in lines and (200,) in lines
+    caption = (tmp_path / "x.caption.txt").read_text()
+    assert "gymnax:CartPole-v1, CleanRL: cleanrl.csv, 2 runs (seeds 1 2)" in caption
+    file.write_text("env_steps,return,env\n200,5,CartPole-v1\n200,3,Pong\n")
+    rows = plot.plot([run_dir, file], kind="table").splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows[2:5]]
+    assert ["CartPole-v1", "cleanrl.csv", "1"] in cells and ["Pong", "cleanrl.csv", "1"] in cells
+
+
+@pytest.mark.parametrize(
+    "text, options, message",
+    [
+        ("step,reward\n1,2\n", {}, "no column return.*step, return .*not step, reward"),
+        ("", {}, "no column env_steps"),
+        ("step,return\n1,\n", {}, "has no value of return"),
+        ("step,return\n1,2\n2,x\n", {}, "line 3: step, return and seed must be numbers"),
+        ("step,return\n1,nan\n", {}, "line 2: .* must be numbers"),
+        ("step,return,seed\n1,2,a\n", {}, "line 2: .* must be numbers"),
+        ("step,return\n1,2\n", {"x": "updates"}, "no column updates"),
+        ("step,return\n1,2\n", {"metric": "loss/total"}, "no column loss/total"),
+        ("step,return\n1,2\n", {"score": "evaluation", "kind": "profile"}, "no evaluations"),
+    ],
+)
+def test_a_csv_file_that_cannot_be_drawn_is_refused(
+    text: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    lines = {
+        "updates": 1,
+        "loss/total": 1.0,
+        "env_steps": 1,
+        "wall_time_s": 1.0,
+        "episode/return": 1,
+    }
+    run_dir = make_run(tmp_path, "a", [])
+    (run_dir / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
+    write_json(run_dir / "summary.json", {"env_steps": 1, "evaluation": {"return_mean": 1.0}})
+    (tmp_path / "other.csv").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        plot.plot([run_dir, tmp_path / "other.csv"], tmp_path / "x.png", **options)
+
+
+def test_a_csv_file_without_env_needs_runs_of_one_environment(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("step,return\n1,2\n")
+    with pytest.raises(ConfigError, match=r"column env .*are of none"):
+        plot.plot([tmp_path / "other.csv"], tmp_path / "x.png")
+    runs = [make_run(tmp_path, env, [1.0], run={"env": env}) for env in ("x:One", "x:Two")]
+    with pytest.raises(ConfigError, match=r"column env .*are of x:One, x:Two"):
+        plot.plot([*runs, tmp_path / "other.csv"], tmp_path / "x.png")
+
+
 def test_the_backend_of_a_notebook_stays_its_own(tmp_path: Path) -> None:
     import matplotlib
 

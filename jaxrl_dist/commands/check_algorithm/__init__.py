@@ -7,9 +7,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxrl_dist.checks import flag
 from jaxrl_dist.commands import flags, policies, request
 from jaxrl_dist.config.train import Train
+from jaxrl_dist.config.values import marked
 from jaxrl_dist.errors import ConfigError, visible
+from jaxrl_dist.nn.optimizers import OptimizerConfig
 
 if TYPE_CHECKING:
     from jaxrl_dist.commands.check_env.findings import Check
@@ -63,6 +66,12 @@ def check(config: Train, spec: EnvSpec) -> Check:
     result = Check(config.env)
     try:
         algorithm = contract.check_algorithm(result, config, spec, 1)
+        if contract.replaces_optimizer(config.algorithm, spec):
+            names = ", ".join(map(flag, marked(OptimizerConfig)))
+            result.note(
+                f"it replaces the optimizer that {names} choose, so they may have no effect; "
+                "self.make_optimizer returns the one that they choose"
+            )
         tried = trial.train(result, config, algorithm, spec)
         result.begin("checking its functions one by one")
         check_policy(result, tried)

@@ -134,8 +134,13 @@ class Check(Contract):
                 f"the action mask of {where} allows no action, though the episode continues",
             )
 
-    def ends(self, lengths: list[int], both: int) -> None:
-        """Checks how episodes end: ``both`` of them were terminated and truncated in one step."""
+    def ends(self, lengths: list[int], both: int, truncated: int, limit: str) -> None:
+        """Checks how episodes end: ``both`` of them were terminated and truncated in one step, and
+        ``truncated`` were truncated.
+
+        Args:
+          limit: where the environment says that its time limit ends an episode.
+        """
         self.episodes = len(lengths)
         if not lengths:
             self.notes.append(
@@ -147,6 +152,13 @@ class Check(Contract):
                 "both",
                 "every episode ends both terminated and truncated; set truncated for time limits "
                 "only",
+            )
+        longest = max(lengths, default=0)
+        alike = lengths.count(longest)
+        if longest > 1 and alike >= max(3, len(lengths) / 2) and not (both or truncated):
+            self.notes.append(
+                f"{alike} of {len(lengths)} episodes ended as terminated after exactly {longest} "
+                f"steps, which learning takes for real ends; if it is a time limit, return it {limit}"
             )
         if len(lengths) > 4 and lengths[0] > 1 and set(lengths[1:]) == {1}:
             self.fault(

@@ -47,7 +47,7 @@ def check_gymnasium(check: Check, env: Any, make: Callable[[], Any], name: str) 
     player = _Player(check, env, offered)
     played = player.play(SEED, STEPS)
     check.steps = len(played) - 1
-    check.ends(player.lengths, player.both)
+    check.ends(player.lengths, player.both, player.truncated, "as truncated")
     twin = _Player(check, make(), offered)
     _check_seeds(check, player, twin, played)
     check.call("close", player.env.close)
@@ -164,7 +164,7 @@ class _Player:
         self._legal: dict[str, np.ndarray] = {}
         self.firsts: list[Any] = []  # the first observation of each episode
         self.lengths: list[int] = []
-        self.both = self._steps = 0
+        self.both = self.truncated = self._steps = 0
         self._check = check
         self._last: tuple[Any, bytes, str] | None = None
 
@@ -251,6 +251,7 @@ class _Player:
         check.flag("terminated", terminated)
         check.flag("truncated", truncated)
         self.both += bool(np.all(terminated)) and bool(np.all(truncated))
+        self.truncated += bool(np.any(truncated))
         number = 0.0
         if "reward" not in check.faults:
             number = float(np.asarray(reward, float).sum())

@@ -128,7 +128,11 @@ def _play(check: Check, env: DeviceEnv, reset: str, timed: Callable[[PyTree], ja
     if not np.isfinite(steps.reward).all():
         check.number("the reward", float(steps.reward[~np.isfinite(steps.reward)][0]))
     lengths = episodes.length_sum[episodes.episodes > 0]
-    check.ends([int(length) for length in lengths], int(both.sum()))
+    limit = "from is_truncated instead"
+    if spec.num_agents > 1:
+        limit = "as truncated"
+    truncated = int((steps.truncated & steps.valid).sum())
+    check.ends([int(length) for length in lengths], int(both.sum()), truncated, limit)
 
 
 def _check_observations(

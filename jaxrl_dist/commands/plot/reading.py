@@ -53,7 +53,8 @@ class Plot:
     """
 
     run_dirs: Annotated[tuple[str, ...], help.Argument("RUN_DIR ...")] = ()
-    """Directories of runs or of populations;
+    """Directories of runs or of populations, and CSV files of other libraries (columns env_steps
+    and return, perhaps seed and env);
     runs without a value of the metric are skipped with a warning."""
     out: Annotated[str | None, help.Alias("-o")] = None
     """The file to write; its extension sets the format: png, pdf, svg ..., for tables md, csv or

@@ -6,6 +6,8 @@ import pathlib
 import warnings
 from typing import Any
 
+from jaxrl_dist.algorithms import label_of_file
+from jaxrl_dist.commands.plot.foreign import SUFFIX, read_table
 from jaxrl_dist.commands.plot.reading import (
     Config,
     Curve,
@@ -19,7 +21,7 @@ from jaxrl_dist.config.train import CONFIG_FILE
 from jaxrl_dist.errors import ConfigError, ConfigWarning
 from jaxrl_dist.run.storage import runs_in
 from jaxrl_dist.settings.policies import Policies
-from jaxrl_dist.settings.stored import stored_content
+from jaxrl_dist.settings.stored import FILE, file_in, stored_content
 
 
 def read_runs(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Config]]:
@@ -29,29 +31,46 @@ def read_runs(wanted: Plot) -> tuple[dict[str, Curve], dict[str, Config]]:
     Raises:
       ConfigError: no run has a value, or a file is damaged.
     """
-    curves: dict[str, Curve] = {}
-    configs: dict[str, Config] = {}
     without: list[NoValueError] = []
-    read = read_curve if wanted.score == "training" else read_evaluation
-    for run_dir in map(pathlib.Path, with_members(wanted.run_dirs)):
-        if not (run_dir / CONFIG_FILE).exists() and runs_in(run_dir):
-            raise ConfigError(
-                f"{run_dir} is not a run directory: it has no {CONFIG_FILE}; "
-                f"the runs in it are {run_dir}/*"
-            )
-        for policy, metric in _metrics_of(run_dir, wanted.metric).items():
-            name = f"{run_dir}: {policy}" if policy else str(run_dir)
-            try:
-                curves[name] = read(run_dir, metric, wanted.x)
-            except NoValueError as error:
-                without.append(error)
-            else:
-                configs[name] = _config_of_curve(run_dir, policy, wanted.x)
-    if not curves:
+    paths = [pathlib.Path(path) for path in with_members(wanted.run_dirs)]
+    found: dict[pathlib.Path, dict[str, tuple[Curve, Config]]] = {
+        path: _read_run(path, wanted, without) for path in paths if path.suffix != SUFFIX
+    }
+    envs = {config["run"]["env"] for run in found.values() for _, config in run.values()}
+    for path in paths:
+        if path.suffix == SUFFIX:
+            found[path] = read_table(path, wanted, envs)
+    both = {name: pair for path in paths for name, pair in found[path].items()}
+    if not both:
         raise without[0]
     for reason in without:
         warnings.warn(f"{reason.with_flags}; this run is left out", ConfigWarning, stacklevel=3)
-    return curves, configs
+    curves = {name: curve for name, (curve, _) in both.items()}
+    return curves, {name: config for name, (_, config) in both.items()}
+
+
+def _read_run(
+    run_dir: pathlib.Path, wanted: Plot, without: list[NoValueError]
+) -> dict[str, tuple[Curve, Config]]:
+    """Returns the curve and config of each policy of a run, by name; says in ``without`` why there
+    is none.
+    """
+    if not (run_dir / CONFIG_FILE).exists() and runs_in(run_dir):
+        raise ConfigError(
+            f"{run_dir} is not a run directory: it has no {CONFIG_FILE}; "
+            f"the runs in it are {run_dir}/*"
+        )
+    read = read_curve if wanted.score == "training" else read_evaluation
+    curves: dict[str, tuple[Curve, Config]] = {}
+    for policy, metric in _metrics_of(run_dir, wanted.metric).items():
+        name = f"{run_dir}: {policy}" if policy else str(run_dir)
+        try:
+            curve = read(run_dir, metric, wanted.x)
+        except NoValueError as error:
+            without.append(error)
+        else:
+            curves[name] = curve, _config_of_curve(run_dir, policy, wanted.x)
+    return curves
 
 
 def _config_of_curve(run_dir: pathlib.Path, policy: str, axis: str) -> Config:
@@ -100,7 +119,8 @@ def _algorithms(config: Config) -> dict[str, str]:
 def _read_config(run_dir: pathlib.Path) -> Config:
     """Reads a run's ``config.json``, with every entry that ``group`` needs.
 
-    Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``.
+    Hyperparameters of several policies are named as in ``--vary prey.learning-rate=...``. An
+    algorithm in a file of the user's has the file's label, and its code counts as a setting.
 
     Raises:
       ConfigError: the file is missing or damaged.
@@ -111,11 +131,26 @@ def _read_config(run_dir: pathlib.Path) -> Config:
         if not isinstance(config["run"].get(name), kind):
             raise ConfigError(f"{path} is damaged: {name} is missing")
     if config["algorithm"] != Policies.stored_as:
-        return config
+        return _with_file(config)
     settings: dict[str, Any] = {}
     for policy, part in config["hyperparameters"].items():
         if isinstance(part, dict):
+            part = _with_file(part)
             fields = {**part, **(part.get("hyperparameters") or {})}
             fields.pop("hyperparameters", None)
+            fields.pop(FILE, None)
             settings |= {f"{policy}.{name}": value for name, value in fields.items()}
     return {**config, "hyperparameters": settings}
+
+
+def _with_file(part: Config) -> Config:
+    """Returns a config, or one of its policies, by the label and code of the algorithm's file."""
+    file = file_in(part)
+    if not file:
+        return part
+    code = {file["name"]: file["code"][:7]}
+    return {
+        **part,
+        "algorithm": label_of_file(file["name"]),
+        "hyperparameters": {**code, **(part.get("hyperparameters") or {})},
+    }
