@@ -92,7 +92,7 @@ def test_nothing_is_cut_and_every_picture_shows(
     files = [
         file
         for file in site.rglob("*.html")
-        if "assets" not in file.parts and file.name != "404.html"
+        if "assets" not in file.parts and file.name not in ("404.html", "cartpole.html")
     ]
     assert len(files) > 40
     page.goto(files[0].as_uri())
