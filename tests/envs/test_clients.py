@@ -709,6 +709,7 @@ def test_replay_holds_the_actions_that_clients_took(address: str) -> None:
         ("ppo", {"plan": "on_device"}, "on_device"),
         ("ppo", {"env_workers": "processes"}, "env_workers"),
         ("ppo", {"env_options": {"wait": "1"}}, "wait_seconds"),
+        ("impala", {"actors_on": "ray", "plan": "asynchronous"}, "actors_on"),
         ("ppo", {"processes": 2, "process": 0, "coordinator": "127.0.0.1:1"}, "processes"),
     ],
 )

@@ -60,8 +60,13 @@ def check_config(config: Train) -> None:
     Raises:
       ConfigError: they cannot.
     """
-    if config.processes is not None:
-        raise ConfigError(f"--env {config.env} needs a run of one process; remove --processes")
+    for name in ("processes", "actors_on"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                "needs environments in several processes, but clients connect to one; with --env "
+                f"{config.env}, remove it",
+                name,
+            )
     if config.seeds > 1 or config.vary:
         raise ConfigError(
             f"--env {config.env} needs a single run, because members of a population would share "
