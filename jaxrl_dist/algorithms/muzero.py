@@ -13,7 +13,7 @@ from jaxrl_dist.algorithms.replayed import num_actions, value_learner
 from jaxrl_dist.checks import MAX_SIZE, check_used
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, mesh, models, observations, optax, returns
+from jaxrl_dist.lazy import jax, jnp, mesh, models, observations, optax, returns, values
 from jaxrl_dist.memory.config import ReplayConfig
 from jaxrl_dist.types import (
     Acted,
@@ -101,25 +101,19 @@ class MuZero(
         space = observations.input_space(spec)
         model = models.make_model(self, space, size, self.state_size, self.num_atoms)
         top = returns.rescale(jnp.asarray(self.value_limit, jnp.float32))
-        atoms = jnp.linspace(-top, top, self.num_atoms)
+        head = values.categorical(-top, top, self.num_atoms)
         stored = self.bootstrap == "stored"
 
         def scalar(logits: jax.Array) -> jax.Array:
             """Returns the values or rewards ``[...]`` that logits ``[..., L]`` mean (appendix
             F).
             """
-            mean = jnp.sum(
-                jax.nn.softmax(logits) * atoms.reshape(*(1,) * (logits.ndim - 1), -1), axis=-1
-            )
-            return returns.unscale(mean)
+            return returns.unscale(head.mean(logits))
 
-        def two_hot(x: jax.Array) -> jax.Array:
-            """Returns the inverse: values ``[...]`` as shares
-            ``[..., L]`` of the two atoms around each.
-            """
-            one = returns.rescale(x).reshape(-1, 1)
-            probs = jax.vmap(returns.project, (0, 0, None))(one, jnp.ones_like(one), atoms)
-            return probs.reshape(*x.shape, -1)
+        def missed(logits: jax.Array, x: jax.Array) -> jax.Array:
+            """Returns the losses ``[N]`` of logits ``[N, L]`` for values or rewards ``[N]``."""
+            one = returns.rescale(x)[:, None]
+            return head.loss(logits, values.Particles(one, jnp.ones_like(one)))[0]
 
         def predict(params: PyTree, state: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits, value = model.predict(params, state)
@@ -171,15 +165,15 @@ class MuZero(
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             outcomes = rollout.outcomes
-            values = rollout.extras["value"]
+            estimates = rollout.extras["value"]
             if stored:  # the last step only supplies the value of its observation
                 outcomes = jax.tree.map(lambda x: x[:-1], outcomes)
             else:
                 of_obs = jax.vmap(
                     lambda obs: predict(context.target, model.represent(context.target, obs))[1]
                 )
-                values = of_obs(rollout.obs)
-            value = returns.n_step(*outcomes, values, self.discount, self.n_step)
+                estimates = of_obs(rollout.obs)
+            value = returns.n_step(*outcomes, estimates, self.discount, self.n_step)
             last = self.unroll_steps + 1
             acts, ended = returns.unroll_masks(*outcomes[1:], self.unroll_steps)
             weights = rollout.extras["weights"][:last]
@@ -207,8 +201,6 @@ class MuZero(
         ) -> tuple[jax.Array, jax.Array, Aux]:
             params = variables.params
             steps = swap_axes({k: x for k, x in batch.items() if k not in ("obs", "valid")})
-            value_target = two_hot(steps["value"])
-            reward_target = two_hot(steps["reward"])
             state = model.represent(params, batch["obs"])
             losses: dict[str, list[jax.Array]] = {"policy": [], "value": [], "reward": []}
             first = jnp.zeros(len(state))
@@ -219,17 +211,16 @@ class MuZero(
                     share = 1.0
                 else:
                     share = 1.0 / self.unroll_steps
-                cross = optax.losses.softmax_cross_entropy
-                losses["policy"].append(
-                    share * steps["acts"][k] * cross(logits, steps["weights"][k])
-                )
-                losses["value"].append(share * steps["known"][k] * cross(value, value_target[k]))
+                cross = optax.losses.softmax_cross_entropy(logits, steps["weights"][k])
+                losses["policy"].append(share * steps["acts"][k] * cross)
+                known = steps["known"][k]
+                losses["value"].append(share * known * missed(value, steps["value"][k]))
                 first = scalar(value) if k == 0 else first
                 if k < self.unroll_steps:
                     halved = 0.5 * state + returns.constant(0.5 * state)  # its gradient: appendix G
                     state, reward = model.advance(params, halved, steps["action"][k])
-                    missed = cross(reward, reward_target[k])
-                    losses["reward"].append(steps["known"][k] * missed / self.unroll_steps)
+                    error = missed(reward, steps["reward"][k])
+                    losses["reward"].append(known * error / self.unroll_steps)
             summed = {name: sum(parts[1:], parts[0]) for name, parts in losses.items()}
             total = summed["policy"] + self.value_coefficient * summed["value"] + summed["reward"]
             metrics = {f"loss/{name}": x for name, x in summed.items()} | {"value/mean": first}

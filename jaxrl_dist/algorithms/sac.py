@@ -14,9 +14,20 @@ from jaxrl_dist.algorithms.conservative import ConservativeConfig
 from jaxrl_dist.algorithms.presets import TablePresets
 from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, num_actions
 from jaxrl_dist.config.values import setting
-from jaxrl_dist.lazy import distributions, jax, jnp, networks, observations, optax, returns, spaces
+from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.lazy import (
+    distributions,
+    jax,
+    jnp,
+    networks,
+    observations,
+    optax,
+    returns,
+    spaces,
+    values,
+)
 from jaxrl_dist.memory.config import RandomStartConfig
-from jaxrl_dist.nn.config import CriticConfig, NoiseConfig
+from jaxrl_dist.nn.config import CriticConfig, CriticsConfig, NoiseConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Variables
 
 CQL_DRAWS = 10
@@ -30,12 +41,15 @@ class SAC(
     ConservativeConfig,
     RandomStartConfig,
     CriticConfig,
+    CriticsConfig,
     NoiseConfig,
     hidden_sizes=(256, 256),
     activation="relu",
     replay_capacity=1_000_000,
 ):
-    """Soft actor-critic with two critics and a learned temperature (Haarnoja et al. 2018)."""
+    """Soft actor-critic with a learned temperature (Haarnoja et al. 2018); more critics,
+    and quantiles of their returns, are options.
+    """
 
     presets = "sac"
 
@@ -45,12 +59,25 @@ class SAC(
     """Step size of the optimiser for the actor."""
     target_rate: float = setting(0.005, above=0, high=1)
     """Fraction by which each update moves the target critics towards the critics (table 1)."""
+    num_critics: int = setting(2, low=1, high=1000)
+    """Number of critics; the smallest value is the target (section 5)."""
+    target_critics: int | None = setting(None, low=1)
+    """Critics that each target draws, the smallest of which counts, while the actor climbs the mean
+    of all (Chen et al. 2021, REDQ: 2 of 10); None: all."""
     temperature: float | None = setting(None, above=0)
     """Weight of the entropy; None: learned, so that the entropy approaches its target (section
     5)."""
     target_entropy: float | None = setting(None, low=-1e6, high=1e6)
     """Target entropy in nats; None: minus the number of action components, which are scaled to -1
     .. 1 (table 1), or 0.5 log n for n legal discrete actions."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.target_critics is not None and self.target_critics > self.num_critics:
+            raise ConfigError(
+                f"--target-critics {self.target_critics} is more than --num-critics "
+                f"{self.num_critics}; lower it"
+            )
 
     def make(self, spec: EnvSpec) -> Algorithm:
         discrete = isinstance(spec.action, spaces.Discrete)
@@ -104,8 +131,8 @@ class SAC(
             return jnp.exp(variables.params["log_temperature"])
 
         def action_values(variables: Variables, obs: PyTree) -> tuple[jax.Array, jax.Array]:
-            q = kind.critic.apply(variables.params["critic"], obs)
-            return q.min(axis=0), entropy_weight(variables)
+            outputs = kind.critic.apply(variables.params["critic"], obs)
+            return kind.climbed(outputs), entropy_weight(variables)
 
         def critic_loss(
             params: PyTree,
@@ -115,16 +142,15 @@ class SAC(
             context: Context,
             keys: jax.Array,
         ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-            """Returns losses ``[N]``, errors ``[2, N]`` and metrics: equations 2, 3 and 5, with the
-            smaller of two critics.
-            """
+            """Returns losses ``[N]``, priorities ``[N]`` and metrics: equations 2, 3 and 5."""
             chosen = choose(frozen["actor"], batch["next_obs"])
-            next_q, next_entropy = kind.expect(context.target, batch["next_obs"], chosen, keys)
-            next_value = next_q + temperature * next_entropy
-            target = batch["reward"] + batch["discount"] * next_value
-            q = kind.value(params["critic"], batch["obs"], batch["action"])
-            error = q - returns.constant(target)[None]
-            losses = 0.5 * jnp.sum(jnp.square(error), axis=0)
+            ahead, next_entropy = kind.foresee(context.target, batch["next_obs"], chosen, keys)
+            next_value = ahead.returns + (temperature * next_entropy)[:, None]
+            target = batch["reward"][:, None] + batch["discount"][:, None] * next_value
+            outputs = kind.outputs(params["critic"], batch["obs"], batch["action"])
+            q = kind.head.mean(outputs)
+            losses, priority = values.fit(kind.head, outputs, ahead._replace(returns=target))
+            losses *= 0.5
             metrics = {"q/mean": q.mean(axis=0)}
             if self.cql_weight is not None:
                 policies = (choose(frozen["actor"], batch["obs"]), chosen)
@@ -134,7 +160,7 @@ class SAC(
                 )
                 metrics["loss/cql"] = jnp.sum(log_sum - q, axis=0)
                 losses = losses + self.cql_weight * metrics["loss/cql"]
-            return losses, error, metrics | {"loss/critic": losses}
+            return losses, priority, metrics | {"loss/critic": losses}
 
         def temperature_loss(params: PyTree, entropy: jax.Array, obs: PyTree) -> jax.Array:
             """Returns losses ``[N]``: equation 18 by the logarithm of the temperature, as in the
@@ -155,7 +181,7 @@ class SAC(
             frozen = returns.constant(variables.params)
             next_keys, keys = jnp.moveaxis(jax.vmap(jax.random.split)(context.keys), 1, 0)
             temperature = entropy_weight(variables._replace(params=frozen))
-            critic_losses, error, metrics = critic_loss(
+            critic_losses, priority, metrics = critic_loss(
                 params, frozen, temperature, batch, context, next_keys
             )
 
@@ -172,7 +198,6 @@ class SAC(
             }
             if self.cql_floor:
                 metrics["q/floored"] = (new_q < batch["return"]).astype(jnp.float32)
-            priority = returns.constant(jnp.abs(error).mean(axis=0))
             return losses, batch["valid"], Aux(metrics, priority)
 
         def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:
@@ -203,12 +228,41 @@ class SAC(
         )
 
 
-class _Continuous:
+class _Kind:
+    """What both kinds of actions share: what the critics' outputs ``[C, ..., size]`` say."""
+
+    def __init__(self, config: SAC) -> None:
+        self.config = config
+        self.head = values.make_head(config, jnp.square)
+
+    def climbed(self, outputs: jax.Array) -> jax.Array:
+        """Returns the values ``[...]`` that the policy climbs: of the smallest critic, or the mean
+        of all.
+        """
+        q = self.head.mean(outputs)
+        if self.head.quantiles or self.config.target_critics is not None:
+            return q.mean(axis=0)
+        return q.min(axis=0)
+
+    def pessimistic(self, outputs: jax.Array, keys: jax.Array) -> values.Particles:
+        """Returns the particles ``[N, ..., K]`` of a target, which ``keys [N]`` draw."""
+        count = self.config.target_critics
+        if count is not None:
+            keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 3)
+            draw = jax.vmap(lambda key: jax.random.permutation(key, len(outputs))[:count])
+            shape = (*(1,) * (outputs.ndim - 2), count)
+            drawn = jnp.moveaxis(draw(keys).reshape(-1, *shape), -1, 0)
+            outputs = jnp.take_along_axis(outputs, drawn, axis=0)
+        return values.pessimistic(self.head, outputs, self.config.drop_quantiles)
+
+
+class _Continuous(_Kind):
     """Squashes actions by tanh (appendix C) to -1 .. 1,
     where entropies of all environments are comparable.
     """
 
     def __init__(self, config: SAC, spec: EnvSpec) -> None:
+        super().__init__(config)
         self.scale = ActionScale.of(config, spec, "categories or vectors of numbers")
         self.num_outputs = 2 * self.scale.size
         self.noise_size = config.noise_size(self.scale.size)
@@ -216,8 +270,9 @@ class _Continuous:
         self.critic = networks.critic_network(
             config,
             observations.input_space(spec),
-            2,
+            config.num_critics,
             action_size=self.scale.size,
+            num_atoms=self.head.size,
             recurrence=recurrence,
         )
 
@@ -249,18 +304,27 @@ class _Continuous:
         """Returns a number of nats, or ``[N]`` of them."""
         return -float(self.scale.size)
 
-    def value(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
-        """Returns the critics' values ``[2, N]`` of the environment's actions."""
+    def outputs(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
+        """Returns the critics' outputs ``[C, N, size]`` for the environment's actions."""
         return self.critic.apply(params, obs, self.scale.from_env(action))
 
     def expect(
         self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the expected value under the smaller critic and
+        """Returns the expected value that the policy climbs and
         the entropy of a distribution, ``[N]`` each.
         """
         action, log_prob = chosen.sample_and_log_prob(keys)
-        return self.critic.apply(params, obs, action).min(axis=0), -log_prob
+        return self.climbed(self.critic.apply(params, obs, action)), -log_prob
+
+    def foresee(
+        self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array
+    ) -> tuple[values.Particles, jax.Array]:
+        """Returns the particles ``[N, K]`` of a target's value and the entropy ``[N]`` of a
+        distribution.
+        """
+        action, log_prob = chosen.sample_and_log_prob(keys)
+        return self.pessimistic(self.critic.apply(params, obs, action), keys), -log_prob
 
     def log_sum(
         self,
@@ -270,7 +334,7 @@ class _Continuous:
         keys: jax.Array,
         least: jax.Array | None,
     ) -> jax.Array:
-        """Returns the logarithm ``[2, N]`` of the integral of ``exp Q`` over actions,
+        """Returns the logarithm ``[C, N]`` of the integral of ``exp Q`` over actions,
         but for a constant.
 
         It is estimated by uniform actions and actions of ``policies``, ``CQL_DRAWS`` of each,
@@ -292,7 +356,8 @@ class _Continuous:
             for chosen, part in zip(policies, others, strict=True)
         ]
         actions, log_probs = jax.tree.map(lambda *x: jnp.concatenate(x), *drawn)
-        q = jax.vmap(lambda action: self.critic.apply(params, obs, action), out_axes=1)(actions)
+        outputs = jax.vmap(lambda action: self.critic.apply(params, obs, action), out_axes=1)
+        q = self.head.mean(outputs(actions))
         if least is not None:
             q = jnp.concatenate(
                 [q[:, :CQL_DRAWS], jnp.maximum(q[:, CQL_DRAWS:], least[None, None])], axis=1
@@ -300,7 +365,7 @@ class _Continuous:
         return jax.scipy.special.logsumexp(q - log_probs[None], axis=1)
 
 
-class _Discrete:
+class _Discrete(_Kind):
     """Averages over all actions: Christodoulou (2019), https://arxiv.org/abs/1910.07207,
     equations 10 to 12.
 
@@ -308,6 +373,7 @@ class _Discrete:
     """
 
     def __init__(self, config: SAC, spec: EnvSpec) -> None:
+        super().__init__(config)
         self.spec = spec
         self.num_outputs = num_actions(config, spec)
         self.noise_size = config.noise_size(0)
@@ -315,8 +381,9 @@ class _Discrete:
         self.critic = networks.critic_network(
             config,
             observations.input_space(spec),
-            2,
+            config.num_critics,
             num_actions=self.num_outputs,
+            num_atoms=self.head.size,
             recurrence=recurrence,
         )
 
@@ -345,14 +412,20 @@ class _Discrete:
             return 0.5 * math.log(self.num_outputs)
         return 0.5 * jnp.log(jnp.sum(legal, axis=-1))
 
-    def value(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
+    def outputs(self, params: PyTree, obs: PyTree, action: jax.Array) -> jax.Array:
         return self.critic.apply(params, obs)[:, jnp.arange(len(action)), action]
 
     def expect(
         self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        q = self.critic.apply(params, obs).min(axis=0)
+        q = self.climbed(self.critic.apply(params, obs))
         return jnp.sum(jax.nn.softmax(chosen.logits) * q, axis=-1), chosen.entropy()
+
+    def foresee(
+        self, params: PyTree, obs: PyTree, chosen: Any, keys: jax.Array
+    ) -> tuple[values.Particles, jax.Array]:
+        every = self.pessimistic(self.critic.apply(params, obs), keys)
+        return values.mixed(every, jax.nn.softmax(chosen.logits)), chosen.entropy()
 
     def log_sum(
         self,
@@ -363,7 +436,7 @@ class _Discrete:
         least: jax.Array | None,
     ) -> jax.Array:
         legal = observations.legal(self.spec, obs)
-        q = self.critic.apply(params, obs)
+        q = self.head.mean(self.critic.apply(params, obs))
         if least is not None:
             q = jnp.maximum(q, least[None, :, None])
         if legal is not None:

@@ -13,9 +13,9 @@ from jaxrl_dist.algorithms.replayed import ActionScale, copied, n_step_replay, t
 from jaxrl_dist.checks import check_used, flag
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.errors import ConfigError
-from jaxrl_dist.lazy import jax, jnp, mesh, networks, observations, optax, returns
+from jaxrl_dist.lazy import jax, jnp, mesh, networks, observations, optax, returns, values
 from jaxrl_dist.memory.config import RandomStartConfig
-from jaxrl_dist.nn.config import CriticConfig
+from jaxrl_dist.nn.config import CriticConfig, CriticsConfig
 from jaxrl_dist.types import Acted, Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
 
 
@@ -24,6 +24,7 @@ class TD3(
     TablePresets,
     RandomStartConfig,
     CriticConfig,
+    CriticsConfig,
     hidden_sizes=(256, 256),
     activation="relu",
     replay_capacity=1_000_000,
@@ -92,11 +93,13 @@ class TD3(
             self, observations.input_space(spec, self.hidden), scale.size, recurrence
         )
         layers = dataclasses.replace(self, layer_norm=self.layer_norm or self.critic_layer_norm)
+        head = values.make_head(self, jnp.square)
         critic = networks.critic_network(
             layers,
             observations.input_space(spec),
             self.num_critics,
             action_size=scale.size,
+            num_atoms=head.size,
             recurrence=recurrence,
         )
         follows = self.critic_behaviour_weight is not None
@@ -132,8 +135,8 @@ class TD3(
             """Returns the actor's actions ``[N, A]``, and the values ``[N]`` that it climbs."""
             action = best_action(params, obs)
             if self.behaviour_penalty == "rebrac":
-                return action, critic.apply(critics, obs, action).min(axis=0)
-            return action, critic.apply(critics[:1], obs, action)[0]
+                return action, head.mean(critic.apply(critics, obs, action)).min(axis=0)
+            return action, head.mean(critic.apply(critics[:1], obs, action))[0]
 
         def postprocess(
             variables: Variables, rollout: Rollout, context: Context
@@ -159,18 +162,18 @@ class TD3(
                 noise = self.target_noise * exploration.gaussian(context.keys, scale.size)
                 noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
                 next_action = jnp.clip(next_action + noise, -1.0, 1.0)
-            next_q = critic.apply(context.target["critic"], batch["next_obs"], next_action).min(
-                axis=0
-            )
+            bootstrap = critic.apply(context.target["critic"], batch["next_obs"], next_action)
+            ahead = values.pessimistic(head, bootstrap, self.drop_quantiles)
+            next_value = ahead.returns
             if self.critic_behaviour_weight is not None:
                 distance = jnp.sum(
                     jnp.square(next_action - scale.from_env(batch["next_action"])), axis=-1
                 )
-                next_q -= self.critic_behaviour_weight * jnp.where(batch["acts"], distance, 0.0)
-            value_target = returns.constant(batch["reward"] + batch["discount"] * next_q)
-            q = critic.apply(params["critic"], batch["obs"], scale.from_env(batch["action"]))
-            error = q - value_target[None]
-            critic_loss = jnp.sum(jnp.square(error), axis=0)
+                penalty = jnp.where(batch["acts"], distance, 0.0)
+                next_value -= (self.critic_behaviour_weight * penalty)[:, None]
+            target = batch["reward"][:, None] + batch["discount"][:, None] * next_value
+            outputs = critic.apply(params["critic"], batch["obs"], scale.from_env(batch["action"]))
+            critic_loss, priority = values.fit(head, outputs, ahead._replace(returns=target))
 
             # Equation 1, by the first critic
             action, climbed = actor_values(params, frozen["critic"], batch["obs"])
@@ -191,10 +194,9 @@ class TD3(
             metrics = {
                 "loss/critic": critic_loss,
                 "loss/actor": actor_loss,
-                "q/mean": q.mean(axis=0),
+                "q/mean": head.mean(outputs).mean(axis=0),
                 **behaviour,
             }
-            priority = returns.constant(jnp.abs(error).mean(axis=0))
             return critic_loss + actor_loss, batch["valid"], Aux(metrics, priority)
 
         def update_target(params: PyTree, target: PyTree, updates: jax.Array) -> PyTree:

@@ -36,10 +36,20 @@ PRESETS: dict[str, tuple[str, Fields]] = {
         # Dabney et al. (2018), https://arxiv.org/abs/1806.06923, sections 3 and 4
         "num_atoms": 8, "quantiles": "implicit", "adam_epsilon": 0.01 / 32 / 8,
     }),
+    "tqc": ("sac", {
+        # Kuznetsov et al. (2020), appendix B, with two critics as in RL Zoo in place of five. Their
+        # Hopper drops 5.
+        "num_atoms": 25, "quantiles": "fixed", "drop_quantiles": 2,
+    }),
     "vdn": ("qmix", {
         # Sunehag et al. (2017), who do not normalise layers. Without it, values on
         # MPE_simple_spread rose above 0, where no reward is, in one of three seeds.
         "plan": "on_device", "mixer": "vdn", "layer_norm": True,
+    }),
+    "d4pg": ("ddpg", {
+        # Barth-Maron et al. (2018), section 4 and appendix, without priorities and actor threads.
+        # Returns of the control suite lie between these bounds.
+        "num_atoms": 51, "value_min": -150.0, "value_max": 150.0, "n_step": 5, "noise": "gaussian", "noise_std": 0.3,
     }),
     "td3+bc": ("td3", {
         # Fujimoto and Gu (2021), section 5 and appendix. Its alpha of 2.5 multiplies the value,

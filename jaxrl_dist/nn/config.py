@@ -94,6 +94,30 @@ class DistributionConfig(Inherits):
 
 
 @dataclasses.dataclass(frozen=True)
+class CriticsConfig(DistributionConfig):
+    """Flags of several critics' predictions; algorithms inherit them."""
+
+    drop_quantiles: int = setting(0, low=0)
+    """Largest quantiles that a target leaves out for each critic, so that it does not overestimate
+    (Kuznetsov et al. 2020, TQC: 2 of 25, and 5 for Hopper)."""
+
+    def validate(self) -> None:
+        super().validate()
+        if self.quantiles == "implicit":
+            raise ConfigError(
+                "--quantiles implicit needs a network of action values, as dqn has; "
+                "use --quantiles fixed"
+            )
+        learned = self.quantiles != "none"
+        check_used(self, "drop_quantiles", active=learned, needed="--quantiles fixed")
+        if self.drop_quantiles >= self.num_atoms:
+            raise ConfigError(
+                f"--drop-quantiles {self.drop_quantiles} leaves none of --num-atoms "
+                f"{self.num_atoms}; lower it"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class NoiseConfig(Inherits):
     """Flag of policies that draw continuous actions; algorithms inherit it."""
 

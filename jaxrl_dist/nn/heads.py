@@ -168,13 +168,13 @@ def linear_head(num_outputs: int, scale: float) -> Heads:
     )
 
 
-def action_value_head(config: TorsoConfig, action_size: int) -> Heads:
-    """The value ``[...]`` of an input ``action [..., action_size]``:
+def action_value_head(config: TorsoConfig, action_size: int, num_outputs: int = 1) -> Heads:
+    """The value ``[..., num_outputs]`` of an input ``action [..., action_size]``:
     an MLP reads features and action side by side.
     """
     dtype = jnp.dtype(config.precision)
     mlp: Any = make_mlp(config, 1, dtype)
-    layer: Any = dense(1, scale=1.0)
+    layer: Any = dense(num_outputs, scale=1.0)
 
     def init(keys: jax.Array, features: jax.Array) -> dict[str, PyTree]:
         x = jnp.concatenate([features, jnp.zeros((1, action_size), dtype)], axis=-1)
@@ -183,7 +183,7 @@ def action_value_head(config: TorsoConfig, action_size: int) -> Heads:
 
     def apply(params: PyTree, features: jax.Array, action: jax.Array) -> tuple[jax.Array]:
         x = jnp.concatenate([features, action.astype(dtype)], axis=-1)
-        return (layer.apply(params["head"], mlp.apply(params["mlp"], x))[..., 0],)
+        return (layer.apply(params["head"], mlp.apply(params["mlp"], x)),)
 
     return Heads(2, init, apply)
 

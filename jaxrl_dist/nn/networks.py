@@ -316,6 +316,7 @@ def critic_network(
     *,
     action_size: int = 0,
     num_actions: int = 1,
+    num_atoms: int | None = None,
     recurrence: Recurrence | None = None,
     name: str = "critic",
 ) -> Network:
@@ -326,14 +327,18 @@ def critic_network(
     ``num_actions`` discrete ones ``(params, obs [N, ...]) -> [num_critics, N, num_actions]``. With
     a core, ``View.core[name]`` lists their states.
 
+    With ``num_atoms``, which ``values`` reads as the distributions of returns, they are the last
+    axis of the outputs.
+
     If an MLP reads the observation, its first layer also reads the action. Features of any other
     torso go through a second MLP together with the action.
     """
+    size = num_atoms or 1
     if action_size:
-        heads = action_value_head(config, action_size)
+        heads = action_value_head(config, action_size, size)
     else:
         # two keys, as with an action; the MLP's stays unused
-        heads = linear_head(num_actions, scale=1.0)._replace(num_keys=2)
+        heads = linear_head(num_actions * size, scale=1.0)._replace(num_keys=2)
     torsos: tuple[str, ...] = ("torso",)
     if action_size and choose_torso(config.torso, observation) == "mlp":
         torsos = ()
@@ -351,7 +356,10 @@ def critic_network(
         values = [
             critic.apply(one, obs_of(number, obs), *action) for number, one in enumerate(params)
         ]
-        return jnp.stack(values)
+        outputs = jnp.stack(values)
+        if not action_size:
+            outputs = outputs.reshape(*outputs.shape[:-1], num_actions, size)
+        return outputs[..., 0] if num_atoms is None else outputs
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
         return [

@@ -177,8 +177,17 @@ def quantile_loss(
     return losses.mean(axis=-1), jnp.abs(target.mean() - _mean(quantiles))
 
 
+def fit(head: ValueHead, outputs: jax.Array, target: Particles) -> tuple[jax.Array, jax.Array]:
+    """Returns the summed losses and the mean priorities, ``[N]``, of several critics' outputs
+    ``[C, N, size]``, each of which fits particles ``[N, K]``.
+    """
+    losses, priorities = jax.vmap(head.loss, (0, None))(outputs, returns.constant(target))
+    return jnp.sum(losses, axis=0), returns.constant(priorities.mean(axis=0))
+
+
 def mixed(particles: Particles, weights: jax.Array) -> Particles:
-    """Returns the distribution ``[N, A K]`` of a random action's return.
+    """Returns the distribution ``[N, A K]`` of a random action's return, or its mean ``[N, 1]``
+    where ``K`` is 1.
 
     Args:
       particles: ``[N, A, K]``, of each action.
@@ -186,6 +195,9 @@ def mixed(particles: Particles, weights: jax.Array) -> Particles:
     """
     shares = particles.probabilities * weights[..., None]
     values = jnp.where(shares > 0, particles.returns, 0.0)
+    if values.shape[-1] == 1:
+        mean = jnp.sum(shares * values, axis=-2)
+        return Particles(mean, jnp.ones_like(mean))
     return Particles(values.reshape(len(values), -1), shares.reshape(len(shares), -1))
 
 

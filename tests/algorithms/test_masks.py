@@ -144,6 +144,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
         {"dueling": False, "burn_in": 2, "sequence_length": 3, "n_step": 2, "core_size": 5},
     ),
     "sac": ("sac", {"cql_weight": 1.0}),
+    "sac-quantiles": ("sac", {"num_atoms": 5, "quantiles": "fixed", "drop_quantiles": 1}),
     "iql": ("iql", {}),
     "marwil": ("marwil", {"n_step": 3}),
 }

@@ -15,6 +15,7 @@ import runs
 from probes import perturbed, random_rollout, spec, window_return
 
 from jaxrl_dist.algorithms.sac import SAC
+from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.learners import sgd
 from jaxrl_dist.nn import networks
 from jaxrl_dist.spaces import Box
@@ -140,6 +141,115 @@ def test_discrete_losses(target_entropy: float | None) -> None:
         taken[:, np.arange(N), p.windows.action[0]],
         target_entropy or 0.5 * np.log(3),
     )
+
+
+def expected_critic_loss(outputs: np.ndarray, z: np.ndarray, shares: np.ndarray) -> float:
+    """Half the losses of one example's critics ``[C, size]``: Kuznetsov et al. (2020), equations 7
+    and 8; with one output, the squared error of the mean.
+    """
+    size = outputs.shape[1]
+    if size == 1:
+        return float(0.5 * ((outputs[:, 0] - np.dot(z, shares)) ** 2).sum())
+    total = 0.0
+    for critic in outputs:
+        for i, theta in enumerate(critic):
+            for one, share in zip(z, shares, strict=True):
+                u = one - theta
+                huber = 0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5
+                total += share * abs((i + 0.5) / size - (u < 0)) * huber / size
+    return 0.5 * total
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "tqc": {"num_critics": 3, "num_atoms": 5, "quantiles": "fixed", "drop_quantiles": 2},
+    "redq": {"num_critics": 5, "target_critics": 2},
+    "tqc-redq": {"num_critics": 4, "target_critics": 2, "num_atoms": 5, "quantiles": "fixed"},
+}
+
+
+@pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_targets_of_several_critics(name: str, env: EnvSpec) -> None:
+    """Truncated pools of quantiles, and the least of some critics, which each example draws; the
+    actor climbs the mean of all critics and all quantiles.
+    """
+    config = SAC(**NET, **VARIANTS[name], n_step=2)
+    p = problem(config, env)
+    w, alpha = p.windows, np.exp(np.float64(p.params["log_temperature"]))
+    kind: dict[str, Any] = {"action_size": 2} if env is CONTINUOUS else {"num_actions": 3}
+    outputs = 4 if env is CONTINUOUS else 3
+    actor = networks.policy_network(config, env.observation, outputs)
+    critic = networks.critic_network(
+        config, env.observation, config.num_critics, **kind, num_atoms=config.num_atoms
+    )
+    next_keys, keys = np.moveaxis(jax.vmap(jax.random.split)(p.keys), 1, 0)
+
+    def foresee(params: Any, obs: np.ndarray, keys: Any) -> tuple[Any, ...]:
+        """Outputs ``[C, N, A, size]``, probabilities ``[N, A]`` and entropies ``[N]``; the only
+        action is the one drawn if actions are continuous."""
+        raw = np.asarray(actor.apply(p.params["actor"], obs), np.float64)
+        if env is DISCRETE:
+            probs = np.exp(raw) / np.exp(raw).sum(axis=-1, keepdims=True)
+            found = np.asarray(critic.apply(params, obs), np.float64)
+            return found, probs, -(probs * np.log(probs)).sum(axis=-1)
+        mean, raw = np.split(raw, 2, axis=-1)
+        log_std = -5 + 7 * (np.tanh(raw) + 1) / 2
+        noise = np.stack([jax.random.normal(key, (2,)) for key in keys])
+        action = np.tanh(mean + np.exp(log_std) * noise)
+        density = -0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2)
+        found = np.asarray(critic.apply(params, obs, np.float32(action)), np.float64)
+        return found[:, :, None], np.ones((N, 1)), -density.sum(axis=-1)
+
+    reward, bootstrap, last = np.array([window_return(w, i, config.discount) for i in range(N)]).T
+    next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
+    ahead, weights, next_entropy = foresee(p.target, next_obs, next_keys)
+    if env is CONTINUOUS:
+        inputs = (w.obs[0], np.float32((w.action[0] - LOW) / (HIGH - LOW) * 2 - 1))
+        taken = np.asarray(critic.apply(p.params["critic"], *inputs), np.float64)
+    else:
+        every = np.asarray(critic.apply(p.params["critic"], w.obs[0]), np.float64)
+        taken = every[:, np.arange(N), w.action[0]]
+    now, probs, entropy = foresee(p.params["critic"], w.obs[0], keys)
+    _, _, aux = p.loss(p.params)
+    drawn = set()
+    for n in range(N):
+        used = np.arange(config.num_critics)
+        if config.target_critics is not None:
+            key = jax.random.fold_in(next_keys[n], 3)
+            used = np.asarray(jax.random.permutation(key, config.num_critics)[:2])
+            drawn.add(tuple(sorted(used)))
+        z, shares = [], []
+        for action, weight in enumerate(weights[n]):
+            pool = np.sort(ahead[used, n, action].ravel())
+            kept = (
+                pool[:1] if config.num_atoms == 1 else pool[: len(pool) - 2 * 3 * (name == "tqc")]
+            )
+            soft = reward[n] + bootstrap[n] * (kept + alpha * next_entropy[n])
+            z += [*soft]
+            shares += [weight / len(kept)] * len(kept)
+        loss = expected_critic_loss(taken[:, n], np.array(z), np.array(shares))
+        np.testing.assert_allclose(aux.metrics["loss/critic"][n], loss, rtol=1e-3, atol=1e-4)
+        error = np.abs(taken[:, n].mean(axis=-1) - np.dot(z, shares)).mean()
+        np.testing.assert_allclose(aux.priority[n], error, rtol=1e-3, atol=1e-4)
+        climbed = np.dot(probs[n], now[:, n].mean(axis=(0, -1)))
+        actor_loss = -climbed - alpha * entropy[n]
+        np.testing.assert_allclose(aux.metrics["loss/actor"][n], actor_loss, rtol=1e-3, atol=1e-4)
+    assert name == "tqc" or len(drawn) > 3
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"drop_quantiles": 2}, "drop_quantiles.*quantiles fixed"),
+        ({"num_atoms": 5, "quantiles": "fixed", "drop_quantiles": 5}, "drop_quantiles 5 leaves"),
+        ({"num_atoms": 5, "quantiles": "fixed", "drop_quantiles": -1}, "drop_quantiles.*>= 0"),
+        ({"num_atoms": 5, "quantiles": "implicit"}, "quantiles implicit.*use quantiles fixed"),
+        ({"num_critics": 3, "target_critics": 4}, "target_critics 4 is more than num_critics 3"),
+    ],
+)
+def test_sizes_of_critics_that_do_not_fit_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SAC(**fields).validate()
 
 
 @pytest.mark.parametrize("env", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])

@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "c51": ("dqn", Discrete(3), {"num_atoms": 5}),
     "iqn": ("dqn", Discrete(3), {"num_atoms": 5, "quantiles": "implicit", "munchausen": 0.9}),
     "sac": ("sac", box(2, bound=1.0), {}),
+    "tqc": ("sac", box(2, bound=1.0), {"num_atoms": 5, "quantiles": "fixed"}),
     "sac-discrete": ("sac", Discrete(3), {}),
     "td3": ("td3", box(2, bound=1.0), {}),
     "iql": ("iql", box(2, bound=1.0), {}),

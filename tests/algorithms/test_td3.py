@@ -44,6 +44,16 @@ CONFIGS = {
 }
 
 
+DISTRIBUTIONS = {
+    "d4pg": DDPG(**NET, n_step=2, num_atoms=5, value_min=-2.0, value_max=2.0),
+    "categorical": TD3(**NET, target_noise=0.0, num_atoms=5, value_min=-2.0, value_max=2.0),
+    "quantiles": TD3(
+        **NET, target_noise=0.0, num_critics=3, num_atoms=5, quantiles="fixed", drop_quantiles=1
+    ),
+}
+CONFIGS |= DISTRIBUTIONS
+
+
 @functools.cache
 def problem(name: str) -> tuple[Any, ...]:
     """Parameters away from their start, other targets, windows over ends of episodes, keys,
@@ -120,7 +130,53 @@ def td_error(name: str) -> np.ndarray:
     return q_values(config, params, w.obs[0], scaled(w.action[0])) - (reward + bootstrap * next_q)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_losses_of_distributions(name: str) -> None:
+    """Each critic fits the least critic's atoms, or the least quantiles of all; the actor climbs
+    the mean of the first.
+    """
+    config, params, target, w, _, loss = problem(name)
+    count = config.num_critics
+    critic = networks.critic_network(config, ENV.observation, count, action_size=2, num_atoms=5)
+    atoms = np.linspace(-2, 2, 5)
+
+    def outputs(params: Any, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
+        return np.asarray(critic.apply(params["critic"], obs, np.float32(action)), np.float64)
+
+    def probs(x: np.ndarray) -> np.ndarray:
+        return np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
+
+    returned = [window_return(w, i, config.discount) for i in range(N)]
+    reward, discount, last = np.array(returned).T
+    next_obs = w.obs[last.astype(int) + 1, np.arange(N)]
+    ahead = outputs(target, next_obs, best_action(config, target, next_obs))
+    taken = outputs(params, w.obs[0], scaled(w.action[0]))
+    climbed = outputs(params, w.obs[0], best_action(config, params, w.obs[0]))[0]
+    _, _, aux = loss(params)
+    for n in range(N):
+        expected = 0.0
+        if name == "quantiles":
+            kept = reward[n] + discount[n] * np.sort(ahead[:, n].ravel())[:12]
+            error = kept[None, None] - taken[:, n, :, None]
+            tau = ((np.arange(5) + 0.5) / 5)[None, :, None]
+            huber = np.where(np.abs(error) <= 1, 0.5 * error**2, np.abs(error) - 0.5)
+            expected = (np.abs(tau - (error < 0)) * huber).mean(axis=(1, 2)).sum()
+            value = climbed[n].mean()
+        else:
+            least = (probs(ahead[:, n]) @ atoms).argmin()
+            projected = np.zeros(5)
+            for p, z in zip(probs(ahead[least, n]), atoms, strict=True):
+                b = np.clip(reward[n] + discount[n] * z, -2, 2) + 2
+                low, high = int(np.floor(b)), int(np.ceil(b))
+                projected[low] += p * (high - b if high > low else 1)
+                projected[high] += p * (b - low if high > low else 0)
+            expected = -(projected * np.log(probs(taken[:, n]))).sum()
+            value = probs(climbed[n]) @ atoms
+        np.testing.assert_allclose(aux.metrics["loss/critic"][n], expected, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(aux.metrics["loss/actor"][n], -value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in DISTRIBUTIONS])
 def test_losses(name: str) -> None:
     config, params, _, w, _, loss = problem(name)
     error = td_error(name)
