@@ -181,7 +181,8 @@ def fit(head: ValueHead, outputs: jax.Array, target: Particles) -> tuple[jax.Arr
     """Returns the summed losses and the mean priorities, ``[N]``, of several critics' outputs
     ``[C, N, size]``, each of which fits particles ``[N, K]``.
     """
-    losses, priorities = jax.vmap(head.loss, (0, None))(outputs, returns.constant(target))
+    fits = [head.loss(one, returns.constant(target)) for one in outputs]
+    losses, priorities = (jnp.stack(parts) for parts in zip(*fits, strict=True))
     return jnp.sum(losses, axis=0), returns.constant(priorities.mean(axis=0))
 
 
@@ -208,6 +209,8 @@ def pessimistic(head: ValueHead, outputs: jax.Array, dropped: int = 0) -> Partic
     largest: Kuznetsov et al. 2020, "Controlling Overestimation Bias with Truncated Mixture of
     Continuous Distributional Quantile Critics" (https://arxiv.org/abs/2005.04269), equation 5.
     """
+    if head.size == 1:
+        return head.particles(outputs.min(axis=0))
     if not head.quantiles:
         least = jnp.argmin(head.mean(outputs), axis=0)
         return head.particles(jnp.take_along_axis(outputs, least[None, ..., None], axis=0)[0])
