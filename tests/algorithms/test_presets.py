@@ -243,7 +243,7 @@ def test_minibatches_hold_four_rollouts_or_more_with_a_core(name: str, kind: str
     assert preset["num_envs"] >= 32 and preset["num_envs"] // preset["num_minibatches"] >= 4
 
 
-CONTINUOUS = "td3", "ddpg", "apex-ddpg"
+CONTINUOUS = "td3", "ddpg", "apex-ddpg", "d4pg"
 ANY = "ppo", "a2c", "a3c", "pg", "impala", "appo", "sac", "iql", "marwil", "bc"
 
 

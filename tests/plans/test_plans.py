@@ -241,7 +241,7 @@ EPISODIC = ("es", "ars")
 @pytest.mark.parametrize("name, plan, backend", COMBINATIONS)
 def test_every_combination_trains_or_is_refused(name: str, plan: str, backend: str) -> None:
     """For a few updates from the preset, with small networks."""
-    env = "Pendulum-v1" if name in ("ddpg", "td3", "apex-ddpg") else "CartPole-v1"
+    env = "Pendulum-v1" if name in ("ddpg", "td3", "apex-ddpg", "d4pg") else "CartPole-v1"
     small = {
         "hidden_sizes": (8,),
         "learning_starts": 500,
