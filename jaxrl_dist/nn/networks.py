@@ -356,10 +356,12 @@ def critic_network(
         values = [
             critic.apply(one, obs_of(number, obs), *action) for number, one in enumerate(params)
         ]
-        outputs = jnp.stack(values)
         if not action_size:
-            outputs = outputs.reshape(*outputs.shape[:-1], num_actions, size)
-        return outputs[..., 0] if num_atoms is None else outputs
+            values = [one.reshape(*one.shape[:-1], num_actions, size) for one in values]
+        if size > 1:
+            return jnp.stack(values)
+        outputs = jnp.stack([one[..., 0] for one in values])
+        return outputs if num_atoms is None else outputs[..., None]
 
     def advance(params: PyTree, obs: PyTree, core: PyTree, core_inputs: jax.Array | None) -> PyTree:
         return [

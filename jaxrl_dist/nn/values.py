@@ -41,8 +41,8 @@ class ValueHead(NamedTuple):
     particles: Callable[[jax.Array], Particles]
     """``(outputs [..., size]) -> [..., size]``."""
     loss: Callable[[jax.Array, Particles], tuple[jax.Array, jax.Array]]
-    """``(outputs [N, size], particles [N, K]) -> (losses [N], priorities [N])``: how far the
-    outputs are from the particles, which count as constants."""
+    """``(outputs [..., size], particles [..., K]) -> (losses [...], priorities [...])``: how far
+    the outputs are from the particles, which count as constants."""
     quantiles: bool = False
     """Whether the particles are equally likely ones, which may be pooled and cut."""
 
@@ -72,7 +72,7 @@ def expected(error_loss: ErrorLoss) -> ValueHead:
         return Particles(outputs, jnp.ones_like(outputs))
 
     def loss(outputs: jax.Array, target: Particles) -> tuple[jax.Array, jax.Array]:
-        error = returns.constant(target.mean()) - mean(outputs)
+        error = mean(outputs) - returns.constant(target.mean())
         return error_loss(error), jnp.abs(error)
 
     return ValueHead(1, mean, particles, loss)
@@ -95,7 +95,9 @@ def categorical(low: float | jax.Array, high: float | jax.Array, size: int) -> V
         return Particles(jnp.broadcast_to(atoms, outputs.shape), jax.nn.softmax(outputs))
 
     def loss(outputs: jax.Array, target: Particles) -> tuple[jax.Array, jax.Array]:
-        projected = returns.constant(jax.vmap(returns.project, (0, 0, None))(*target, atoms))
+        rows = (x.reshape(-1, x.shape[-1]) for x in target)
+        projected = jax.vmap(returns.project, (0, 0, None))(*rows, atoms)
+        projected = returns.constant(projected.reshape(*target.returns.shape[:-1], size))
         losses = optax.losses.softmax_cross_entropy(outputs, projected)
         entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
         return losses, jnp.maximum(losses - entropy, 0.0)
@@ -157,7 +159,7 @@ def _equally_likely(quantiles: jax.Array) -> Particles:
 def quantile_loss(
     quantiles: jax.Array, fractions: jax.Array, target: Particles, kappa: float | jax.Array = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns losses and priorities ``[N]`` of quantiles ``[N, F]`` at ``fractions [N, F]``.
+    """Returns losses and priorities ``[...]`` of quantiles ``[..., F]`` at ``fractions [..., F]``.
 
     The loss is equation 10 of Dabney et al. (2018), but a mean over the quantiles in place of the
     sum, so that gradients do not grow with their number. The priority is the error of the mean,
@@ -166,9 +168,9 @@ def quantile_loss(
     Args:
       kappa: errors up to it have a squared loss, and larger ones a linear loss.
     """
-    error = returns.constant(target.returns[:, None, :] - quantiles[:, :, None])  # [N, F, K]
-    below = fractions[:, :, None]
-    weight = jnp.where(error < 0, 1.0 - below, below) * target.probabilities[:, None, :]
+    error = returns.constant(target.returns[..., None, :] - quantiles[..., None])  # [..., F, K]
+    below = fractions[..., None]
+    weight = jnp.where(error < 0, 1.0 - below, below) * target.probabilities[..., None, :]
     slope = jnp.clip(error / kappa, -1.0, 1.0)
     # The gradient of the Huber loss is its slope. Written out, it takes one pass over the pairs.
     pulls = returns.constant(jnp.sum(weight * slope, axis=-1))
@@ -181,8 +183,8 @@ def fit(head: ValueHead, outputs: jax.Array, target: Particles) -> tuple[jax.Arr
     """Returns the summed losses and the mean priorities, ``[N]``, of several critics' outputs
     ``[C, N, size]``, each of which fits particles ``[N, K]``.
     """
-    fits = [head.loss(one, returns.constant(target)) for one in outputs]
-    losses, priorities = (jnp.stack(parts) for parts in zip(*fits, strict=True))
+    for_all = jax.tree.map(lambda x: x[None], returns.constant(target))
+    losses, priorities = head.loss(outputs, for_all)
     return jnp.sum(losses, axis=0), returns.constant(priorities.mean(axis=0))
 
 

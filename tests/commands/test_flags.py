@@ -68,7 +68,7 @@ def test_help_is_short_and_shows_the_values_that_would_run(
 
     plain, text = shown("train dqn --help")
     assert plain["num-envs"] == "8" and "memory" not in plain and "frame-stack" not in plain
-    assert "values without a preset" in text and "More flags, with --help-all: network (8)" in text
+    assert "values without a preset" in text and "More flags, with --help-all: network (13)" in text
     atari, text = shown(
         "train dqn --env envpool:Pong-v5 --seed 7 --quiet --plan-memory here --help"
     )
