@@ -45,6 +45,7 @@ VALUES: dict[str, Any] = {"value_min": 0.0, "value_max": 10.0}
 FLAGS: dict[str, dict[str, Any]] = {
     "dqn": {**REPLAYS, **EXPLORES, "n_step": 1, "target_period": 100},
     "rainbow": {**REPLAYS, **EXPLORES, **PLAIN, **VALUES, "n_step": 1, "target_period": 100},
+    "qrdqn": {**REPLAYS, **EXPLORES, "n_step": 1, "target_period": 100, "quantile_huber": 0.1},
     "pqn": {**EXPLORES, "q_lambda": 0.0},
     "sac": {**REPLAYS, "temperature": 0.5, "n_step": 1, "actor_learning_rate": 1e-3},
 }

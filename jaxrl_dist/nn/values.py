@@ -95,8 +95,8 @@ def categorical(low: float | jax.Array, high: float | jax.Array, size: int) -> V
         return Particles(jnp.broadcast_to(atoms, outputs.shape), jax.nn.softmax(outputs))
 
     def loss(outputs: jax.Array, target: Particles) -> tuple[jax.Array, jax.Array]:
-        rows = (x.reshape(-1, x.shape[-1]) for x in target)
-        projected = jax.vmap(returns.project, (0, 0, None))(*rows, atoms)
+        support, shares = (x.reshape(-1, x.shape[-1]) for x in target)
+        projected = jax.vmap(returns.project, (0, 0, None))(support, shares, atoms)
         projected = returns.constant(projected.reshape(*target.returns.shape[:-1], size))
         losses = optax.losses.softmax_cross_entropy(outputs, projected)
         entropy = jnp.sum(jax.scipy.special.entr(projected), axis=-1)
