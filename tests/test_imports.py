@@ -47,6 +47,8 @@ IMPORTED_BY: dict[str, set[str]] = {
         library: set()
         for library in ("pickle", "cloudpickle", "dill", "marshal", "shelve", "socketserver")
     },
+    # what listens, if a user asks for it
+    "aiohttp": {"envs/wire/server.py", "envs/host/clients.py", "play/serving.py"},
     # which looks whether the coordinator's port is free, and whether it answers
     "socket": {"hosts/start.py"},
 }

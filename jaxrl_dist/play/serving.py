@@ -72,6 +72,8 @@ class Desk:
           WireError: the request is refused.
         """
         if isinstance(message, list):
+            if len(message) > MAX_WAITING:
+                raise WireError(f"a list holds {len(message)} requests; send {MAX_WAITING} at most")
             return await asyncio.gather(*map(self._answer_or_refusal, message))
         return await self._answer(message)
 

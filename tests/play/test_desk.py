@@ -207,6 +207,12 @@ def test_a_list_of_requests_is_a_batch_of_its_own() -> None:
     assert [len(batch) for batch in policy.batches] == [2]
 
 
+def test_a_long_list_of_requests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MAX_WAITING", 2)
+    [said] = answers([{"obs": OBS}] * 3)
+    assert said == "400 a list holds 3 requests; send 2 at most"
+
+
 def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(serving, "MAX_WAITING", 2)
