@@ -21,11 +21,12 @@ from collections.abc import Callable
 import jax
 
 from jaxrl_dist import flow
-from jaxrl_dist.actors.pool import ActorPool, ParamStore
+from jaxrl_dist.actors.pool import ParamStore
 from jaxrl_dist.commands import flags
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.learners.sharded import compile_update
 from jaxrl_dist.plans.asynchronous import asynchronous
+from jaxrl_dist.plans.dataflow import start_actors
 from jaxrl_dist.plans.session import Session
 from jaxrl_dist.plans.threaded import exchange
 from jaxrl_dist.rng import Stream
@@ -82,9 +83,7 @@ def act(session: Session, iterations: int) -> float:
     job = session.job
     store = ParamStore(job.pool.meshes)
     store.publish(session.initial_state())
-    with ActorPool(
-        session.actor_job(job.algorithm), job.pool, store, exchange(session).send
-    ) as pool:
+    with contextlib.closing(start_actors(session, store, exchange(session))) as pool:
         rounds = flow.batch(flow.gather_async(pool.streams), job.pool.num_actors)
         return timed(lambda: next(rounds), iterations)
 
@@ -99,9 +98,7 @@ def learn(session: Session, iterations: int) -> float:
     )
     store = ParamStore(job.pool.meshes)
     store.publish(state)
-    with ActorPool(
-        session.actor_job(job.algorithm), job.pool, store, exchange(session).send
-    ) as pool:
+    with contextlib.closing(start_actors(session, store, exchange(session))) as pool:
         samples = next(flow.batch(flow.gather_async(pool.streams), job.pool.num_actors))
         (rollout,) = exchange(session).join(samples)
 

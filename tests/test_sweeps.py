@@ -90,6 +90,18 @@ def test_what_a_tuner_cannot_choose_is_refused(
     assert line.startswith(f"jaxrl-dist: error: {message}")
 
 
+def test_tuner_and_actors_do_not_share_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name if name == "ray" else find_spec(name)
+    )
+    words = "--plan asynchronous --actors-on ray --tuner ray --vary learning-rate=1e-4:1e-2"
+    assert cli.main(f"sweep impala --env CartPole-v1 {words}".split()) == 2
+    assert "each would wait for the other; use --tuner optuna" in capsys.readouterr().err
+
+
 def test_a_tuner_that_is_missing_is_one_line_with_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,11 @@ def _tune(
     vary = run.fields.pop("vary")
     config, source = run.resolved()
     _check_record(config)
+    if tuner == "ray" and config.actors_on == "ray":
+        raise ConfigError(
+            "--tuner ray and --actors-on ray need the same CPUs, so each would wait for the other; "
+            "use --tuner optuna, or actors in threads"
+        )
     if tuner == "ray" and config.offline:
         raise ConfigError(
             "--tuner ray compares training returns, which --plan offline does not have; use "
