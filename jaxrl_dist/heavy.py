@@ -25,6 +25,10 @@ class Module(types.ModuleType):
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
+    def __reduce__(self) -> tuple[type[Module], tuple[str]]:
+        """Travels by its name, with a user's file that is sent to actors in other processes."""
+        return Module, (self.__name__,)
+
 
 @contextlib.contextmanager
 def postponed(*names: str) -> Iterator[None]:

@@ -280,7 +280,13 @@ class RemotePool(ActorPool):
 
         settings = {name: jax.config.values[name] for name in transport.SETTINGS}
         self._launch = launch._replace(settings=settings)
-        self._launched = ray.put(self._launch)
+        try:
+            self._launched = ray.put(self._launch)
+        except TypeError as error:
+            raise ConfigError(
+                f"--actors-on ray cannot send the run's config to other processes: {error.__cause__}; "
+                "name environments and networks by MODULE:NAME"
+            ) from None
         self._continuous = continuous and options.max_restarts > 0
         self._actors = dict[int, RemoteActor]()
         self._lock = threading.Lock()

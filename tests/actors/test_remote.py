@@ -5,6 +5,7 @@ process costs its last rollout.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 import time
 import warnings
@@ -20,7 +21,7 @@ import runs
 import standin
 import team
 
-from jaxrl_dist import cli, load_policy, preset, spaces, train
+from jaxrl_dist import cli, heavy, load_policy, preset, spaces, train
 from jaxrl_dist.actors import remote, transport
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.data.dataset import Dataset
@@ -365,6 +366,10 @@ def test_a_module_that_a_node_lacks_is_named(ray: standin.Ray, monkeypatch: Any)
     ray.before = begin
     with pytest.raises(ConfigError, match=r"actor 0 on .*counting"):
         list(train(config(num_actors=1)))
+
+
+def test_lazy_modules_travel_by_name() -> None:
+    assert pickle.loads(pickle.dumps(heavy.jnp)).zeros is jnp.zeros
 
 
 def test_a_process_that_does_not_start_is_warned_of_once(
