@@ -56,6 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(content)
+    (folder / "other.csv").write_text("step,reward\n100,5\n")
     for name in ("pipe", "link"):
         (folder / name).mkdir()
     os.mkfifo(folder / "pipe/config.json")
@@ -294,6 +295,9 @@ BAD = {
     "resume {runs}/done --num-devices 99": "--num-devices 99 8",
     "resume {runs}/done {runs}/done": "{runs}/done flag",
     "resume {runs}/done --algorithm": "--algorithm",
+    "resume {runs}/done --algorithm {runs}/other.csv": "{runs}/other.csv .py",
+    "plot {runs}/done {runs}/other.csv": "{runs}/other.csv step return reward",
+    "plot {runs}/done {runs}/nowhere.csv": "{runs}/nowhere.csv",
     # sweep and profile
     "sweep ppo --env CartPole-v1 --seeds 2 --jobs": "--jobs",
     "sweep ppo --env CartPole-v1 --jobs --seeds 2": "--jobs",

@@ -40,7 +40,10 @@ def _algorithms() -> Iterator[str]:
     for name in ALGORITHMS:
         yield f"{name:9} {str(config_class(name).__doc__).splitlines()[0]}"
     for name, (algorithm, fields) in PRESETS.items():
-        yield f"{name:9} {algorithm}, --plan {fields['plan']}"
+        line = f"{name:9} {algorithm}"
+        if "plan" in fields:
+            line += f", --plan {fields['plan']}"
+        yield line
 
 
 def _envs(library: str | None = None) -> Iterator[str]:
