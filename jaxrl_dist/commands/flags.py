@@ -168,16 +168,16 @@ class _Flag(NamedTuple):
     field: str
     most: int
     """Maximum number of values."""
-    without: list[str] | None
+    bare: list[str] | None
     """What it says without a value; None: it needs one."""
-    again: bool = False
+    repeats: bool = False
     """Whether it may be repeated, with further values."""
 
     def texts(self, token: str, values: list[str]) -> list[str]:
         """Returns what it says with the values behind it, except those that are too many."""
-        if not values and self.without is None:
+        if not values and self.bare is None:
             raise ConfigError(f"{token} needs a value")
-        return values[: self.most] or self.without or []
+        return values[: self.most] or self.bare or []
 
 
 def read(
@@ -202,7 +202,7 @@ def read(
         spelling, definition = _flag_of(token, declared, algorithm)
         field = definition.field
         earlier = typed.setdefault(field, spelling)
-        if field in texts and not definition.again:
+        if field in texts and not definition.repeats:
             if earlier == spelling:
                 raise ConfigError(f"{token} is given twice")
             raise ConfigError(f"{token} contradicts {earlier}")
@@ -221,8 +221,8 @@ def _declared(hints: Mapping[str, Hint]) -> dict[str, _Flag]:
             definition = _Flag(name, 1 if optional else 0, ["True"])
             declared["--no-" + flag(name)[2:]] = _Flag(name, 0, ["False"])
         elif get_origin(kind) in (tuple, dict):
-            again = get_origin(kind) is dict or help.repeats(hint)
-            definition = _Flag(name, _MANY, [], again=again)
+            repeats = get_origin(kind) is dict or help.repeats(hint)
+            definition = _Flag(name, _MANY, [], repeats=repeats)
         else:
             definition = _Flag(name, 1, None)
         for spelling in help.spellings_of(name, hint):

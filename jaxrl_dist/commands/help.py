@@ -184,7 +184,7 @@ def train_page(
       command: the dataclass of the command line's flags.
       kind: the dataclass of the hyperparameters.
       values: the values of all fields that the run would use.
-      sources: where those come from that are not defaults; see ``resolve.settled``.
+      sources: where those come from that are not defaults; see ``resolve.resolved_with_sources``.
       about: explains where the values come from.
       everything: shows all groups, not only ``SHORT``.
     """

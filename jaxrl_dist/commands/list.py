@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl_dist.algorithms import ALGORITHMS, PRESETS, config_class
-from jaxrl_dist.checks import did_you_mean, install_extra
+from jaxrl_dist.checks import did_you_mean, flag, install_extra
 from jaxrl_dist.commands import flags
 from jaxrl_dist.config.envs import LIBRARIES
 from jaxrl_dist.config.plans import PLANS
@@ -40,10 +40,9 @@ def _algorithms() -> Iterator[str]:
     for name in ALGORITHMS:
         yield f"{name:9} {str(config_class(name).__doc__).splitlines()[0]}"
     for name, (algorithm, fields) in PRESETS.items():
-        line = f"{name:9} {algorithm}"
-        if "plan" in fields:
-            line += f", --plan {fields['plan']}"
-        yield line
+        shown = ["plan"] if "plan" in fields else list(fields)[:2]
+        values = " ".join(f"{flag(field)} {fields[field]}" for field in shown)
+        yield f"{name:9} {algorithm}, {values}"
 
 
 def _envs(library: str | None = None) -> Iterator[str]:

@@ -77,7 +77,7 @@ def parse(args: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
             )
         algorithms[name] = from_file(algorithm) if algorithm.endswith(".py") else algorithm
         agents[name] = agents_of
-    by_policy, rest = _divided(args, algorithms)
+    by_policy, rest = _args_by_policy(args, algorithms)
     configs = {
         name: (algorithm, _fields(name, algorithm, by_policy[name]))
         for name, algorithm in algorithms.items()
@@ -104,7 +104,7 @@ def changed(
     Raises:
       ConfigError: a flag is wrong.
     """
-    by_policy, rest = _divided(args, configs)
+    by_policy, rest = _args_by_policy(args, configs)
     fields = _of_run(rest, configs)
     for name in OWN:
         if name in fields:
@@ -135,7 +135,7 @@ def _of_run(args: Sequence[str], policies: Iterable[str]) -> dict[str, Any]:
     return fields
 
 
-def _divided(
+def _args_by_policy(
     args: Sequence[str], policies: Iterable[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Returns the flags of each policy, without its name, and the flags of the run."""

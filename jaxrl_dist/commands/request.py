@@ -15,7 +15,7 @@ from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.settings import members as populations
 from jaxrl_dist.settings import placements
 from jaxrl_dist.settings.policies import Policies, label
-from jaxrl_dist.settings.resolve import settled
+from jaxrl_dist.settings.resolve import resolved_with_sources
 from jaxrl_dist.settings.stored import (
     check_asked,
     stored_fields,
@@ -41,9 +41,9 @@ class Request(NamedTuple):
 
     def resolved(self) -> tuple[Train, EnvSource]:
         """Returns the complete config, and its environment;
-        prepares the process as ``settled`` does.
+        prepares the process as ``resolved_with_sources`` does.
         """
-        return self.settled()[:2]
+        return self.resolved_with_sources()[:2]
 
     def check_asked(self) -> None:
         """Checks, as ``stored.check_asked``, that the user asks for what no file may choose."""
@@ -57,9 +57,9 @@ class Request(NamedTuple):
         where = self.fields.get("env") or pathlib.Path(str(config.data)).resolve().name
         return dataclasses.replace(config, run_dir=default_run_dir(where, self.name, config.seed))
 
-    def settled(self) -> tuple[Train, EnvSource, Mapping[str, str]]:
+    def resolved_with_sources(self) -> tuple[Train, EnvSource, Mapping[str, str]]:
         """Returns the complete config, its environment, and the sources of its values;
-        see ``resolve.settled``.
+        see ``resolve.resolved_with_sources``.
 
         It prepares this process for the run: CPU devices for its members, the user's module,
         memory on GPUs.
@@ -70,7 +70,9 @@ class Request(NamedTuple):
             devices.divide_cpu(members)
         if "env" not in self.stored:
             find_modules(self.fields.get("env"))
-        config, source, sources = settled(Train(self.algorithm), self.fields, self.stored)
+        config, source, sources = resolved_with_sources(
+            Train(self.algorithm), self.fields, self.stored
+        )
         return config, source, sources
 
 
@@ -176,7 +178,7 @@ def _help(request: Request, *, everything: bool) -> str:
     if request.fields.get("env"):
         request.fields.pop("plan_memory", None)
         output_flags(request.fields)
-        config, _, settled_sources = request.settled()
+        config, _, settled_sources = request.resolved_with_sources()
         values.update(vars(config))
         sources.update(settled_sources)
         about = (

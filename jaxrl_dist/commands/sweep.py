@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxrl_dist.training.rows import Row
 
 USAGE = "jaxrl-dist sweep ALGO --env ID [--seeds N] [--vary NAME=A,B,C ...]"
-_OURS = (*marked(Processes), *ALONE, "seed", "run_dir", "quiet", "resume_or_start")
+_OF_THE_SWEEP = (*marked(Processes), *ALONE, "seed", "run_dir", "quiet", "resume_or_start")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _train_members(
         Row(f"{number:03d}", member.config.seed, member.values)
         for number, member in enumerate(configs)
     ]
-    progress = _Progress(path, rows, config.evaluation_policy, quiet=quiet)
+    progress = _MemberResults(path, rows, config.evaluation_policy, quiet=quiet)
     with _claimed(path, to_json(config, source.spec)):
         # the rows of an earlier session; members that end now replace theirs
         rows[:] = read_rows(path, rows)
@@ -183,7 +183,7 @@ def _check_record(config: Train) -> None:
 
 
 @dataclasses.dataclass
-class _Progress:
+class _MemberResults:
     """Stores and shows the results of members as they end."""
 
     path: pathlib.Path
@@ -282,7 +282,7 @@ def _command(args: Sequence[str], config: Train, member: MemberConfig) -> list[s
     algorithm = vars(member.config.algorithm)
     wanted = {**vars(config.algorithm), **member.values}
     unused = [name for name, value in algorithm.items() if value != wanted[name]]
-    replaced = [flag(name) for name in (*_OURS, *unused)]
+    replaced = [flag(name) for name in (*_OF_THE_SWEEP, *unused)]
     words = list[str]()
     skipping = False
     for arg in args:

@@ -117,7 +117,7 @@ class EnvSource(NamedTuple):
         """
         if self.spec.backend == RECORDS:
             raise ConfigError(
-                "this run has learnt from records without an environment; --env names one to play in"
+                "this run has learnt from records without an environment; name one with --env"
             )
         if isinstance(share, int):
             share = EnvSlice.all(share)

@@ -212,7 +212,7 @@ def _check_policy(name: str, policy: Policy, spec: EnvSpec) -> None:
     game = label_of(spec)
     if learnt.policies:
         raise ConfigError(
-            f"{name}: which policy? It has {', '.join(learnt.policies)}; RUN_DIR,POLICY names one"
+            f"{name}: which policy? It has {', '.join(learnt.policies)}; name one as RUN_DIR,POLICY"
         )
     if not _described(policy.observation).items() <= _described(spec.observation).items():
         raise ConfigError(

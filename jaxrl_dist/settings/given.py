@@ -92,7 +92,7 @@ def user_values(
     algorithm = config.algorithm
     kind = kind_of(algorithm)
     if isinstance(algorithm, str | type):
-        named = _of_name(algorithm)
+        named = _fields_of_name(algorithm)
         base = {name: value for name, value in named.items() if name not in RUN_FIELDS}
         fixed = hyperparameters
     else:
@@ -128,7 +128,7 @@ def changed(config: object) -> list[str]:
     ]
 
 
-def _of_name(algorithm: object) -> Fields:
+def _fields_of_name(algorithm: object) -> Fields:
     """Returns the fields that an algorithm's name stands for: of ``apex``, those of a DQN."""
     if isinstance(algorithm, str) and algorithm in algorithms.PRESETS:
         return algorithms.PRESETS[algorithm][1]
@@ -159,14 +159,14 @@ def checked(config: Train, explicit: Container[str]) -> Train:
 
 def filled(user: Given, source: EnvSource) -> tuple[Train, dict[str, str]]:
     """Fills in what the user leaves out, and returns the config with the source of each value as
-    in ``settled``.
+    in ``resolved_with_sources``.
 
     Raises:
       ConfigError: a value is out of range.
     """
     config = user.config
     kind = kind_of(config.algorithm)
-    values, sources = _of_presets(user, source)
+    values, sources = _preset_values(user, source)
     run = _run_fields(user, values)
     hyperparameters = {name: value for name, value in values.items() if name not in RUN_FIELDS}
     check_names(kind, hyperparameters, f"the preset of {algorithms.name_of(kind)}: ")
@@ -205,7 +205,7 @@ def _run_fields(user: Given, values: Fields) -> Fields:
     return run
 
 
-def _of_presets(user: Given, source: EnvSource) -> tuple[Fields, dict[str, str]]:
+def _preset_values(user: Given, source: EnvSource) -> tuple[Fields, dict[str, str]]:
     """Returns the values of fields and hyperparameters that nobody needs to give, and the sources
     of both.
     """
@@ -227,7 +227,7 @@ def _of_presets(user: Given, source: EnvSource) -> tuple[Fields, dict[str, str]]
         preset.pop("evaluation_episodes", None)
     layers = {
         "default": defaults,
-        "preset": {"atari_preset": "baselines", **preset, **_of_name(config.algorithm)},
+        "preset": {"atari_preset": "baselines", **preset, **_fields_of_name(config.algorithm)},
         "paper": published.row(algorithms.name_of(kind), spec) if config.published else {},
     }
     is_atari = spec.backend == "envpool" and spec.family == "atari"

@@ -52,11 +52,11 @@ _OF_ENV = (
 def resolved(
     config: Train, changes: Fields | None = None, stored: Collection[str] = ()
 ) -> tuple[Train, EnvSource]:
-    """As ``settled``, without the sources."""
-    return settled(config, changes, stored)[:2]
+    """As ``resolved_with_sources``, without the sources."""
+    return resolved_with_sources(config, changes, stored)[:2]
 
 
-def settled(
+def resolved_with_sources(
     config: Train, changes: Fields | None = None, stored: Collection[str] = ()
 ) -> tuple[Train, EnvSource, Mapping[str, str]]:
     """Fills in the fields that a config leaves out, and finds its environment.
@@ -86,7 +86,7 @@ def settled(
         )
     changes = changes or {}
     if several(config.algorithm):
-        return (*_settled_policies(config, changes), {})
+        return (*_resolved_policies(config, changes), {})
     hyperparameters = _check_changes(config, changes, stored)
     fields = {name: changes[name] for name in RUN_FIELDS & changes.keys()}
     fields.setdefault("env", named_env(config.env))
@@ -204,7 +204,7 @@ def _acts_as_one(policy: str, policies: Mapping[str, Train], env: object) -> boo
 # --- Several policies -----------------------------------------------------------------------------
 
 
-def _settled_policies(config: Train, changes: Fields) -> tuple[Train, EnvSource]:
+def _resolved_policies(config: Train, changes: Fields) -> tuple[Train, EnvSource]:
     """As ``resolved``, for several policies.
 
     Sizes that the user leaves out are the largest of the presets of policies that train; the plan
@@ -333,8 +333,10 @@ def _given_policy(config: Train, algorithm: object) -> Given:
             f"its algorithm must be a name or a config such as PPO(), not {shown(algorithm)}"
         )
     hyperparameters = {name: value for name, value in fields.items() if name not in OWN}
-    values = RUN_DEFAULTS if isinstance(algorithm, Still) else {**vars(config), **fields}
-    of_policy: dict[str, Any] = {name: values.get(name) for name in OWN}
+    values = {**vars(config), **fields}
+    if isinstance(algorithm, Still):
+        values = {**{name: getattr(Train, name) for name in OWN}, **RUN_DEFAULTS}
+    of_policy: dict[str, Any] = {name: values[name] for name in OWN}
     config = dataclasses.replace(config, algorithm=algorithm, policies={}, **of_policy)
     return user_values(config, hyperparameters, dict.fromkeys(hyperparameters, "yours"))
 

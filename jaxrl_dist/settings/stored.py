@@ -31,7 +31,7 @@ FILE = "algorithm_file"
 """Key of the name and checksums of the user's algorithm file."""
 SPACES = ("observation", "action")
 """Spaces of the environment that are stored: they must not change between two sessions of a run."""
-_KEPT = marked(Train, stored=True)
+_STORED = marked(Train, stored=True)
 _PARTS = {"algorithm": str, "hyperparameters": dict, "run": dict}
 
 
@@ -39,7 +39,7 @@ def to_json(config: Train, spec: EnvSpec | None = None) -> dict[str, Any]:
     """Returns the contents of ``config.json`` for a resolved config,
     with its environment's spaces if known.
     """
-    run = {name: getattr(config, name) for name in _KEPT}
+    run = {name: getattr(config, name) for name in _STORED}
     content = {
         "format": FORMAT,
         "clock": config.clock,
@@ -196,12 +196,12 @@ def stored_fields(
     content = stored_content(path)
     algorithm, hyperparameters, run = (content[key] for key in _PARTS)
     several = algorithm == Policies.stored_as
-    with _naming(path):
+    with _with_file_name(path):
         kind = Policies if several else config_class(algorithm, user_class)
         hyperparameters = _without_objects(hyperparameters, objects, kind)
         if several:
             hyperparameters = {"configs": _read_policies(hyperparameters, user_class)}
-        _check_known(run, _KEPT)
+        _check_known(run, _STORED)
         _check_known(hyperparameters, marked(kind))
         config = plain(Train(plain(kind(**hyperparameters)), **run))
         values = {name: getattr(config, name) for name in run}
@@ -272,7 +272,7 @@ def stored_content(path: pathlib.Path) -> dict[str, Any]:
       ConfigError: the file is missing or damaged.
     """
     content = read_json(path)
-    with _naming(path):
+    with _with_file_name(path):
         if not isinstance(content, dict):
             raise ConfigError(f"a run's config is an object, not a {type(content).__name__}")
         if content.get("format") != FORMAT:
@@ -308,7 +308,7 @@ def _check_known(values: Collection[str], known: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
+def _with_file_name(path: pathlib.Path) -> Iterator[None]:
     """Puts the file's name before the message of an error."""
     try:
         yield
@@ -364,7 +364,7 @@ def check_asked(run: Fields, user_fields: Collection[str]) -> None:
         )
 
 
-NAMED = "; fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY) names one"
+HOW_TO_NAME_ONE = "; name one as fixed(RUN_DIR,POLICY) or fixed(RUN_DIR@CHECKPOINT,POLICY)"
 """How to name the policy of a run that does not train."""
 
 
@@ -380,7 +380,7 @@ def acting_config(run_dir: str, policy: str | None, env: object) -> tuple[Train,
     check_run_dir(pathlib.Path(run_dir))
     config = stored_config(run_dir, env=env)
     name = policy or learner_name(config)
-    return of_policy(config, name, run_dir, NAMED), name
+    return of_policy(config, name, run_dir, HOW_TO_NAME_ONE), name
 
 
 def of_policy(config: Train, policy: str | None, run_dir: object, advice: str = "") -> Train:

@@ -61,11 +61,11 @@ def init_variables(config: Train, algorithm: Algorithms) -> dict[str, Variables]
         return None
     kinds = {name: part.algorithm for name, part in by_policy(config).items()}
     shapes = variable_shapes(algorithm)
-    one = learner_name(config)
-    if one is not None and weights.of_one_policy(config.init_from):
+    learner = learner_name(config)
+    if learner is not None and weights.of_one_policy(config.init_from):
         # the policy that trains continues from it
-        loaded = weights.load(config.init_from, {"": shapes[one]}, config.init_parts)
-        variables = shapes | {one: loaded[""]}
+        loaded = weights.load(config.init_from, {"": shapes[learner]}, config.init_parts)
+        variables = shapes | {learner: loaded[""]}
     else:  # fixed policies have a run of their own
         wanted = {name: x for name, x in shapes.items() if not isinstance(kinds[name], Fixed)}
         some = len(wanted) < len(shapes)

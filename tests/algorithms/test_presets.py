@@ -205,7 +205,7 @@ def test_values_are_checked_with_and_without_environment(monkeypatch: pytest.Mon
 
 def test_each_value_has_a_source() -> None:
     changes = {"discount": 0.9, "epsilon_end": 0.2, "num_envs": 16, "seed": 0}
-    *_, sources = resolve.settled(
+    *_, sources = resolve.resolved_with_sources(
         Train("dqn", env="CartPole-v1"), changes, ["num_envs", "discount"]
     )
     assert [sources[name] for name in changes] == ["stored", "yours", "stored", "yours"]

@@ -509,7 +509,7 @@ def test_what_needs_an_environment_says_so(tmp_path):
     )
     policy = jaxrl_dist.load_policy(run_dir)
     assert policy(np.zeros((2, 4), np.float32))[0].shape == (2,)
-    with pytest.raises(ConfigError, match="env names one to play in"):
+    with pytest.raises(ConfigError, match="name one with env"):
         policy.evaluate(episodes=1)
     assert (
         jaxrl_dist.load_policy(run_dir, env="gymnax:CartPole-v1").evaluate(episodes=1).returns.size

@@ -37,7 +37,13 @@ from jaxrl_dist.run.storage import write_json
 from jaxrl_dist.settings.policies import Policies, learner_name
 from jaxrl_dist.settings.resolve import resolved
 from jaxrl_dist.settings.still import STILL, Copy, Fixed, Random, read_still
-from jaxrl_dist.settings.stored import NAMED, acting_config, of_policy, stored_config, to_json
+from jaxrl_dist.settings.stored import (
+    HOW_TO_NAME_ONE,
+    acting_config,
+    of_policy,
+    stored_config,
+    to_json,
+)
 from jaxrl_dist.spaces import Box, MultiDiscrete, zeros
 from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
 from jaxrl_dist.training.learner import check_sizes
@@ -275,9 +281,9 @@ def test_runs_are_named_with_checkpoint_and_policy(tmp_path: Path) -> None:
 
 def test_a_fixed_policy_of_several_must_be_named() -> None:
     several = Train(Policies({"a": Train(PPO_), "b": Train(DQN_)}))
-    ways = r"fixed\(RUN_DIR,POLICY\) or fixed\(RUN_DIR@CHECKPOINT,POLICY\) names one"
+    ways = r"name one as fixed\(RUN_DIR,POLICY\) or fixed\(RUN_DIR@CHECKPOINT,POLICY\)"
     with pytest.raises(ConfigError, match=rf"^r: which policy\? It has a, b; {ways}$"):
-        of_policy(several, None, "r", NAMED)
+        of_policy(several, None, "r", HOW_TO_NAME_ONE)
 
 
 def test_the_only_policy_that_trains_needs_no_name() -> None:
