@@ -469,13 +469,20 @@ class Report:
     """In the last report if evaluations ``keep_best``: that of the best ``checkpoint``,
     in episodes that chose none."""
     ended_by: str | None = None
-    """Field of ``Train`` that ends the run with this report: its total or ``stop_at_return``."""
+    """What ends the run with this report: a field of ``Train``, which is its total or
+    ``stop_at_return``, or ``stop``, if the caller has called ``stop()``."""
     diverged: bool = False
     """Whether training ends because too many gradients in a row were not finite."""
     log: Callable[[Mapping[str, float | None]], None] = lambda values: None
     """Adds numbers to its line in ``metrics.jsonl`` and to the trackers, before the next report is
     taken; without a ``run_dir``, nothing. Raises ``ConfigError`` for names that the line has, and
     for what is not a number."""
+    stop: Callable[[], None] = lambda: None
+    """Ends the run with this report as if its total were reached. The caller then gets the report
+    once more, with ``ended_by`` and the last evaluation. Of a population, it ends the members that
+    train. With several processes, one call ends them all."""
+    config: Any = None
+    """The run's ``Train``, resolved: no field is left out. Of a population, as ``variables``."""
     agent_steps: int | None = None
     """Transitions of all agents so far, counted exactly; None if environments have one agent,
     or one team."""

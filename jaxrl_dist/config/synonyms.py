@@ -175,9 +175,12 @@ METHODS = _by_name({
     "plot": "it is plot(['runs/mine'], 'curves.png') of jaxrl_dist.commands.plot",
     "save": "a run saves its policy in the run_dir of its jaxrl_dist.Train",
     "load": "jaxrl_dist.load_policy(run_dir) loads a trained policy, and jaxrl_dist.resume(run_dir) trains it further",
+    "distribution get_distribution":
+        "policy.log_prob(obs, action) is the log-probability of sampling actions [B, ...]",
     "get_env": "policy.source.spec describes the environment",
     "deterministic": "policy(obs) takes the best actions, and policy(obs, core, key) samples",
-    "EvalCallback": f"{_LOOP}; evaluation_interval=10_000 evaluates, and keep_best='evaluation' keeps the best",
+    "EvalCallback": f"{_LOOP}; evaluation_interval=10_000 evaluates, and keep_best='evaluation' keeps the best; "
+        "load_policy(report, env_options=...).evaluate() uses other options",
     "make make_vec_env DummyVecEnv VecMonitor Monitor": _ENVS,
     "SubprocVecEnv": f"{_ENVS}; env_workers='processes' steps them in processes",
     "VecNormalize": "it is normalize_observations=True and scale_rewards=True of jaxrl_dist.Train",

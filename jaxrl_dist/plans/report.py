@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_dist.config.values import varied
 from jaxrl_dist.envs.episodes import no_episodes
 from jaxrl_dist.hosts import arrays, peers
 from jaxrl_dist.learners.sgd import MAX_SKIPPED
@@ -307,6 +309,7 @@ def report(
     """
     job = session.job
     config = session.config
+    acting = dataclasses.replace(config, algorithm=varied(config.algorithm, session.hyper))
     copy = partial(copied, row=row)
     failed = diverged(state.skipped)
     iteration = int(state.iteration)
@@ -351,6 +354,7 @@ def report(
         checkpoint=checkpoint,
         ended_by=None if failed else session.ended_by(step, window.score),
         diverged=failed,
+        config=acting,
         agent_steps=agent_steps if job.source.spec.num_agents > 1 else None,
         clock=config.clock,
     )

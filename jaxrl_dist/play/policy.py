@@ -32,7 +32,7 @@ from jaxrl_dist.settings.resolve import find_env, resolved, with_simulations
 from jaxrl_dist.settings.stored import of_policy, stored_config
 from jaxrl_dist.spaces import clipped
 from jaxrl_dist.training.algorithm import make_algorithm, variable_shapes
-from jaxrl_dist.types import Acted, Context, PyTree, Timestep, Variables
+from jaxrl_dist.types import Acted, Context, PyTree, Report, Timestep, Variables
 
 
 class Policy:
@@ -48,6 +48,8 @@ class Policy:
         self.algorithm = source.spec.bare(make_algorithm(config, source.spec))
         self.variables = variables
         self._act = jax.jit(lambda *inputs: self.choose(*inputs)[:2])
+        self._values = jax.jit(self._evaluate)
+        self._log_prob = jax.jit(self._weigh)
 
     if not TYPE_CHECKING:
 
@@ -115,6 +117,66 @@ class Policy:
         """
         for name in others:
             raise TypeError(missing("this policy", name, "argument"))
+        obs, core = self._inputs(obs, core, reward)
+        keys = None
+        if key is not None:
+            keys = jax.random.split(_checked_key(key), jax.tree.leaves(obs)[0].shape[0])
+        return self._act(self.variables, obs, core, keys)
+
+    @in_32_bits
+    def value(self, obs: PyTree, core: PyTree = None, reward: ArrayLike | None = None) -> jax.Array:
+        """Returns the discounted return that the critic expects from these observations, ``[B]``,
+        in the environment's rewards, or in clipped ones with ``clip_rewards``.
+
+        With action values instead of a critic, it is the value of the best action. The arguments
+        are as for ``__call__``.
+
+        Raises:
+          ValueError: as ``__call__``, or the policy has no critic of observations.
+        """
+        obs, core = self._inputs(obs, core, reward)
+        values = self._values(self.variables, obs, core)
+        if values is None:
+            raise ValueError(
+                f"{label(self.config.algorithm)} has no value of an observation; estimate it "
+                "with evaluate()"
+            )
+        return values
+
+    @in_32_bits
+    def log_prob(
+        self, obs: PyTree, action: PyTree, core: PyTree = None, reward: ArrayLike | None = None
+    ) -> jax.Array:
+        """Returns the log-probability, or for continuous actions the log-density, ``[B]`` with
+        which the policy samples these actions.
+
+        Args:
+          action: ``[B, ...]`` as this policy returns them.
+
+        The other arguments are as for ``__call__``.
+
+        Raises:
+          ValueError: as ``__call__``, or the policy has no known distribution.
+        """
+        obs, core = self._inputs(obs, core, reward)
+        if self.algorithm.log_prob is None:
+            raise ValueError(
+                f"{label(self.config.algorithm)} has no known distribution of actions; sample "
+                "them with policy(obs, core, key)"
+            )
+        spec = self.source.spec
+        chosen = spaces.untupled(action, spec.tuples, "action")
+        actions = spaces.leaves(jax.tree.map(jnp.asarray, chosen))
+        counted = {
+            path: spaces.counted(part, actions[path])
+            for path, part in spaces.leaves(spec.action).items()
+        }
+        return self._log_prob(self.variables, obs, core, spaces.nested(spec.action, counted))
+
+    def _inputs(self, obs: PyTree, core: PyTree, reward: ArrayLike | None) -> tuple[PyTree, PyTree]:
+        """Returns the observations and the core for the algorithm; arguments and errors as for
+        ``__call__``.
+        """
         if names := ", ".join(self.source.spec.policies):
             raise ValueError(
                 f"these are the policies {names}; "
@@ -130,10 +192,7 @@ class Policy:
             core = self.initial_core(num_envs)
         if reward is not None:
             core = self.rewarded(obs, core, reward)
-        keys = None
-        if key is not None:
-            keys = jax.random.split(_checked_key(key), num_envs)
-        return self._act(self.variables, obs, core, keys)
+        return obs, core
 
     def _check_memory(self, core: PyTree, reward: ArrayLike | None, num_envs: int) -> None:
         """Refuses a core or rewards of another batch, and a missing reward."""
@@ -234,6 +293,24 @@ class Policy:
         tree = spaces.nested(space, native)
         return spaces.tupled(tree, self.source.spec.tuples, "action"), core, extras
 
+    def _evaluate(self, variables: Variables, obs: PyTree, core: PyTree) -> jax.Array | None:
+        """Returns the values of observations; None: the algorithm has none."""
+        if self.algorithm.action_values is not None:
+            values, _ = self.algorithm.action_values(variables, obs)
+            return values.max(-1)
+        context = Context(None, jnp.float32(END_OF_SCHEDULES))
+        _, _, extras = self.algorithm.policy(variables, obs, core, context)
+        value: jax.Array | None = extras.get("value")
+        if value is None or not self.config.scale_rewards:
+            return value
+        scale = variables.stats[0]
+        return value / scale if self.config.offline else value * scale.std()
+
+    def _weigh(self, variables: Variables, obs: PyTree, core: PyTree, action: PyTree) -> jax.Array:
+        assert self.algorithm.log_prob is not None
+        context = Context(None, jnp.float32(END_OF_SCHEDULES))
+        return self.algorithm.log_prob(variables, obs, core, action, context)
+
 
 def _restored(config: Train, variables: Variables, fresh: bool) -> Policy:
     """Makes the policy that ``__reduce__`` describes."""
@@ -255,7 +332,7 @@ def _checked_key(key: object) -> jax.Array:
 
 @in_32_bits
 def load_policy(
-    run_dir: str | pathlib.Path,
+    run_dir: str | pathlib.Path | Report,
     algorithm: type[Hyperparameters] | None = None,
     *,
     env: Any = None,
@@ -269,6 +346,7 @@ def load_policy(
     """Loads the trained policy of a run, or the policy of its newest checkpoint.
 
     Args:
+      run_dir: the run's directory, or a report that is the newest: its policy acts as it is then.
       algorithm: the config class that was trained, if it is not built in.
         A stored file never names code to run.
       env: the environment, if it differs from the run's, or if no file can store the run's, which
@@ -289,14 +367,7 @@ def load_policy(
       ConfigError: ``run_dir`` has no trained variables or no such checkpoint, is a population or is
         damaged, or its environment cannot be found.
     """
-    path = pathlib.Path(run_dir)
-    check_run_dir(path)
-    if members := members_of(path):
-        raise ConfigError(
-            f"{run_dir} is a population; name one of its members, such as {best_of(path, members)}"
-        )
-    stored = stored_config(run_dir, algorithm, env, torso=torso, core=core)
-    config = _with_selected(stored, path, checkpoint)
+    config = _config_of(run_dir, algorithm, env, torso, core, checkpoint)
     name = policy
     changes = {}
     if env_options is not None:
@@ -313,11 +384,44 @@ def load_policy(
         source = source._replace(spec=source.spec.policies[policy])
     if num_simulations is not None:
         config = with_simulations(config, source, num_simulations)
-    shapes = variable_shapes(make_algorithm(config, source.spec))
-    variables = load_variables(run_dir, shapes, name, which=checkpoint)
-    variables = jax.device_put(source.spec.bare(variables), jax.local_devices()[0])
+    if isinstance(run_dir, Report):
+        variables: Any = run_dir.variables()
+        if name is not None:
+            variables = variables[name]
+    else:
+        shapes = variable_shapes(make_algorithm(config, source.spec))
+        variables = source.spec.bare(load_variables(run_dir, shapes, name, which=checkpoint))
+    variables = jax.device_put(variables, jax.local_devices()[0])
     fresh = checkpoint is not None and config.judge == "evaluation"
     return Policy(config, source, variables, fresh=fresh)
+
+
+def _config_of(
+    run: str | pathlib.Path | Report,
+    algorithm: type[Hyperparameters] | None,
+    env: Any,
+    torso: TorsoLike | None,
+    core: CoreLike | None,
+    checkpoint: str | int | None,
+) -> Train:
+    """Returns the config of a run; the arguments are as for ``load_policy``."""
+    if isinstance(run, Report):
+        known = {"algorithm": algorithm, "torso": torso, "core": core, "checkpoint": checkpoint}
+        for name, value in known.items():
+            if value is not None:
+                raise ConfigError(f"load_policy: a report holds its run's {name}; remove {name}=")
+        if run.config is None:
+            raise ConfigError("load_policy: this report is of no run; take one from train()")
+        config: Train = run.config
+        return config if env is None else dataclasses.replace(config, env=env)
+    path = pathlib.Path(run)
+    check_run_dir(path)
+    if members := members_of(path):
+        raise ConfigError(
+            f"{run} is a population; name one of its members, such as {best_of(path, members)}"
+        )
+    stored = stored_config(run, algorithm, env, torso=torso, core=core)
+    return _with_selected(stored, path, checkpoint)
 
 
 def _with_selected(config: Train, run_dir: pathlib.Path, checkpoint: str | int | None) -> Train:

@@ -52,6 +52,10 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         self._iteration = -1
         """Of the last line written, as are the next two."""
         self._line = dict[str, Any]()
+        self._logged = set[str]()
+        """Names of the caller's numbers in it, since the report was last written."""
+        self._replaceable = set[str]()
+        """Names of those from before, which the caller may give again."""
         self._step = 0
         if resumed is not None:
             self._rewind(resumed)
@@ -82,8 +86,10 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         if not self.in_place():
             return
         again = report.iteration == self._iteration
+        self._replaceable = self._logged if again else set()
+        self._logged = set()
         if again and report.evaluation is None:
-            return  # a resumed run had nothing left to do
+            return  # a resumed run had nothing left to do, or the caller ends the run
         evaluation = _evaluation(report)
         line: dict[str, float | None] = {"env_steps": report.env_steps}
         if report.agent_steps is not None:
@@ -110,11 +116,13 @@ class RunFiles(contextlib.AbstractContextManager["RunFiles"]):
         if self._metrics.closed or iteration != self._iteration or not self._line:
             raise RuntimeError("this report is past: call report.log() before taking the next one")
         for name in values:
-            if name in self._line:
+            if name in self._line and name not in self._replaceable:
                 raise ConfigError(
                     f"report.log: the line already has {name}; use another name, such as own/{name}"
                 )
         numbers = {str(name): _number(name, value) for name, value in values.items()}
+        self._logged |= numbers.keys()
+        self._replaceable -= numbers.keys()
         self._add(iteration, {**self._line, **numbers}, numbers)
 
     def _add(self, iteration: int, line: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -48,6 +48,7 @@ def make_session(config: Train, source: EnvSource, num_members: int | None = Non
     job = make_job(config, source, num_members)
     if config.init_from is not None and config.init_parts is None:
         weights.check_units(config, 1.0 if job.data is None else job.data.reward_scale)
+        weights.check_statistics(config, variable_shapes(job.algorithm))
     return Session(config, job, init_variables=init_variables(config, job.algorithm))
 
 

@@ -65,6 +65,7 @@ def join_reports(
         metrics=_metrics(newest, new, rows, by_group, policies) | _of_rows(rows),
         variables=best.variables,
         checkpoint=best.checkpoint,
+        config=best.config,
         evaluation=_evaluation(newest, rows, "evaluation"),
         best_evaluation=_evaluation(newest, rows, "best_evaluation"),
         ended_by=_ended_by(members, rows),

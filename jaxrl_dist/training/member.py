@@ -125,6 +125,8 @@ class Member:
     def read(self) -> None:
         """Reads the newest report before the checkpoint, and its returns into the row."""
         self.newest = refill(self.row, self.folder, self.reported)
+        if self.newest is not None:
+            self.newest = dataclasses.replace(self.newest, config=self.config)
         state = self.session.resumed
         if self.newest is not None and self.row.status == "training":
             self.newest = dataclasses.replace(self.newest, evaluation=None, ended_by=None)

@@ -16,6 +16,9 @@ from jaxrl_dist.run.saving import Saver, save_variables
 from jaxrl_dist.run.writing import RunFiles
 from jaxrl_dist.types import Checkpoint, Report
 
+STOPPED = "stop"
+"""``Report.ended_by`` of a run that the caller has ended."""
+
 
 class StopState:
     """Callable: True once the run must end early, because of a stop request or an error.
@@ -27,6 +30,7 @@ class StopState:
     def __init__(self, requested: Callable[[], bool]) -> None:
         self.error: BaseException | None = None
         self._requested = requested
+        self._finishing = False
 
     def __call__(self) -> bool:
         return peers.any_of(self.ends_here(), "whether to stop")
@@ -34,6 +38,14 @@ class StopState:
     def ends_here(self) -> bool:
         """Returns whether this process must end, without a vote: for its waits and evaluations."""
         return self.error is not None or self._requested() or signalled()
+
+    def finish(self) -> None:
+        """Ends the run with the newest report, as ``Report.stop``."""
+        self._finishing = True
+
+    def finishes(self) -> bool:
+        """Returns whether the caller has ended the run, here or in another process."""
+        return peers.any_of(self._finishing, "whether the caller ends the run")
 
     def failed(self) -> bool:
         """Returns whether an error ends the run, here or in another process,
@@ -50,7 +62,8 @@ def with_final_report(
     reports: Iterator[Report], newest: Callable[[], Report | None], ending: StopState
 ) -> Iterator[Report]:
     """Passes reports on; after an error, yields one more
-    report of the newest state for the next stages to save.
+    report of the newest state for the next stages to save. After ``Report.stop``, yields the report
+    again as the last one.
 
     Args:
       newest: makes that report if the plan itself failed; returns None if it has learnt nothing.
@@ -60,7 +73,12 @@ def with_final_report(
     report: Report | None = None
     while not ending.failed():
         try:
-            report = next(reports)
+            if report is not None and ending.finishes():
+                if report.ended_by is not None:
+                    return
+                report = dataclasses.replace(report, ended_by=STOPPED)
+            else:
+                report = dataclasses.replace(next(reports), stop=ending.finish)
         except StopIteration:
             return
         except BaseException as error:

@@ -289,6 +289,7 @@ class Run:
         }
         policies = self.job.source.spec.policies
         report = join_reports(newest, new, self.rows, self.groups, policies)
+        report = dataclasses.replace(report, stop=partial(_stop, report.members))
         if files is not None:
             files.write(report)
             report = dataclasses.replace(report, log=partial(files.log, report.iteration))
@@ -304,6 +305,12 @@ class Run:
         if self.file is not None:
             reported["iteration"] = sum(member.reported for member in self.members)
         return open_files(stack, self.config, stored, self.file, reported)
+
+
+def _stop(members: Sequence[Report]) -> None:
+    """Ends the members of a population that train, as ``Report.stop``."""
+    for member in members:
+        member.stop()
 
 
 def _started(

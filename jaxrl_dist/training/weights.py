@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_dist.checks import did_you_mean
 from jaxrl_dist.config.train import CONFIG_FILE, Train
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, flag
 from jaxrl_dist.learners.league import Pool
 from jaxrl_dist.run import arrays, checkpoint
 from jaxrl_dist.settings.policies import Policies
@@ -19,6 +19,13 @@ from jaxrl_dist.types import PyTree, Variables
 
 CORES = ("gru", "lstm", "attention", "linear", "core")
 """Names of recurrent cores among the parameters; ``--init-parts core`` stands for any of them."""
+
+_STATISTICS = {
+    "scale_rewards": "--no-scale-rewards",
+    "normalize_observations": "--no-normalize-observations",
+    "ema_steps": "--ema-steps 0",
+}
+"""Fields of ``Train`` whose wrappers keep statistics, and the flags that turn them off."""
 
 
 def load(run_dir: str, shapes: PyTree, parts: str | None, *, some: bool = False) -> PyTree:
@@ -81,6 +88,40 @@ def check_units(config: Train, scale: float) -> None:
             f"--init-from {config.init_from}: --scale-rewards multiplied its rewards by "
             f"{theirs:.4g}, but this run's by {scale:.4g}; use the same flag and data, or load "
             "only the torso with --init-parts torso"
+        )
+
+
+def check_statistics(config: Train, shapes: Mapping[str, Variables]) -> None:
+    """Checks that the run to start from keeps the same statistics, if both runs have one policy.
+
+    Args:
+      shapes: of all variables of the new run.
+
+    Raises:
+      ConfigError: a wrapper that keeps some is on in one of the runs alone.
+    """
+    path = pathlib.Path(str(config.init_from)) / CONFIG_FILE
+    if "" not in shapes or not path.exists():
+        return
+    content = stored_content(path)
+    if content["algorithm"] == Policies.stored_as:
+        return
+    for name, off in _STATISTICS.items():
+        here = getattr(config, name) or None
+        there = content["run"].get(name) or None
+        if (here is None) == (there is None):
+            continue
+        differs = "on here but off there"
+        remedy = off
+        if here is None:
+            differs = "off here but on there"
+            remedy = flag(name) if there is True else f"{flag(name)} {there}"
+        networks = ",".join(
+            sorted({part.split("/")[0] for part in arrays.names(shapes[""].params)})
+        )
+        raise ConfigError(
+            f"--init-from {config.init_from}: {flag(name)} is {differs}, so the runs keep different "
+            f"statistics; add {remedy}, or load the networks alone with --init-parts {networks}"
         )
 
 

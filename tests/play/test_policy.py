@@ -24,7 +24,12 @@ from jaxrl_dist.play.export import export
 from jaxrl_dist.settings.resolve import find_env
 from jaxrl_dist.spaces import Box, Discrete
 from jaxrl_dist.training.algorithm import make_algorithm
+from jaxrl_dist.types import Context
 
+SIZES: dict[str, Any] = {
+    "num_envs": 8, "rollout_length": 4, "hidden_sizes": (4,), "num_devices": 1, "total_env_steps": 128,
+    "evaluation_episodes": 0,
+}  # fmt: skip
 RUNS = {"discrete": runs.CARTPOLE, "envpool": runs.ENVPOOL, "recurrent": runs.RECURRENT}
 
 
@@ -337,3 +342,70 @@ def test_tuples_are_those_of_the_environment() -> None:
     assert isinstance(action, tuple) and action[0].shape == (3,)
     again, _ = tuples({"0": np.array([0, 1, 1])})
     np.testing.assert_array_equal(action[0], again[0])
+
+
+@pytest.mark.parametrize("fields", [{}, {"scale_rewards": True, "normalize_observations": True}])
+def test_value_is_of_raw_rewards(fields: dict[str, Any]) -> None:
+    config = jaxrl_dist.preset("ppo", "gymnax:CartPole-v1", **SIZES, **fields, report_interval=64)
+    *_, report = jaxrl_dist.train(config)
+    policy = jaxrl_dist.load_policy(report)
+    obs = observations(policy, 3)
+    context = Context(None, np.float32(0.0))
+    core = policy.initial_core(3)
+    _, _, extras = policy.algorithm.policy(policy.variables, obs, core, context)
+    scale = policy.variables.stats[0].std() if fields else 1.0
+    np.testing.assert_allclose(policy.value(obs), scale * extras["value"], rtol=1e-6)
+    assert not fields or abs(float(scale) - 1) > 0.01
+
+
+def test_log_prob_of_all_actions_is_a_distribution() -> None:
+    report = next(iter(jaxrl_dist.train(jaxrl_dist.preset("ppo", "gymnax:CartPole-v1", **SIZES))))
+    policy = jaxrl_dist.load_policy(report)
+    obs = observations(policy, 3)
+    chosen = np.stack([np.exp(policy.log_prob(obs, np.full(3, a))) for a in range(2)], -1)
+    np.testing.assert_allclose(chosen.sum(-1), 1, rtol=1e-5)
+    greedy, _ = policy(obs)
+    np.testing.assert_array_equal(chosen.argmax(-1), greedy)
+
+
+def test_value_of_action_values_is_the_best() -> None:
+    config = jaxrl_dist.preset("dqn", "gymnax:CartPole-v1", **SIZES)
+    policy = jaxrl_dist.load_policy(next(iter(jaxrl_dist.train(config))))
+    obs = observations(policy, 3)
+    assert policy.algorithm.action_values is not None
+    values, _ = policy.algorithm.action_values(policy.variables, obs)
+    np.testing.assert_array_equal(policy.value(obs), values.max(-1))
+
+
+def test_a_policy_without_value_or_distribution_says_so() -> None:
+    config = jaxrl_dist.preset("es", "gymnax:CartPole-v1", **SIZES)
+    policy = jaxrl_dist.load_policy(next(iter(jaxrl_dist.train(config))))
+    obs = observations(policy, 3)
+    with pytest.raises(ValueError, match="es has no value of an observation; estimate it with"):
+        policy.value(obs)
+    with pytest.raises(ValueError, match="es has no known distribution of actions; sample them"):
+        policy.log_prob(obs, np.zeros(3, int))
+
+
+def test_the_policy_of_a_report_acts_as_its_run_does(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {**SIZES, "env_options": {"max_steps_in_episode": "5"}}
+    config = jaxrl_dist.preset("ppo", "gymnax:CartPole-v1", **fields, run_dir=str(tmp_path / "run"))
+    for report in jaxrl_dist.train(config):
+        policy = jaxrl_dist.load_policy(report)
+        longer = jaxrl_dist.load_policy(report, env_options={"max_steps_in_episode": "30"})
+        assert policy.evaluate(4, max_steps=40).lengths.max() <= 5
+        assert longer.evaluate(4, max_steps=40).lengths.max() > 5
+        with pytest.raises(jaxrl_dist.ConfigError, match="a report holds its run's torso"):
+            jaxrl_dist.load_policy(report, torso=object())  # type: ignore[arg-type]
+    loaded = jaxrl_dist.load_policy(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, loaded.variables, policy.variables)
+    assert loaded.evaluate(4).summary() == policy.evaluate(4).summary()
+
+
+def test_the_policy_of_a_past_report_is_refused() -> None:
+    config = jaxrl_dist.preset("ppo", "gymnax:CartPole-v1", **SIZES, report_interval=32)
+    with contextlib.closing(jaxrl_dist.train(config)) as reports:
+        first = next(reports)
+        next(reports)
+        with pytest.raises(RuntimeError, match="past"):
+            jaxrl_dist.load_policy(first)

@@ -209,3 +209,48 @@ def test_other_running_statistics_name_the_settings_to_change(tmp_path: Path) ->
 def test_parts_need_a_run() -> None:
     with pytest.raises(ValueError, match="init_parts does nothing without init_from"):
         jaxrl_dist.Train(DQN(), env="CartPole-v1", init_parts="torso").checked()
+
+
+SAME = [
+    ("CartPole-v1", ("ppo", "appo", "a2c", "pg", "impala", "bc", "marwil", "alphazero")),
+    ("CartPole-v1", ("dqn", "apex")),
+    ("Pendulum-v1", ("td3", "td3+bc")),
+]
+"""Algorithms that can start from each other, as docs/runs.md says."""
+
+
+@pytest.mark.parametrize("env, names", SAME)
+def test_algorithms_of_a_row_have_equal_networks(env: str, names: tuple[str, ...]) -> None:
+    page = (runs.ROOT / "docs/runs.md").read_text(encoding="utf-8")
+    assert f"| each other | {', '.join(f'`{name}`' for name in names)} |" in page
+    shapes = []
+    spec = find_env(jaxrl_dist.preset("ppo", env)).spec
+    for name in names:
+        config = jaxrl_dist.preset(
+            name, env, hidden_sizes=(8,), scale_rewards=False, normalize_observations=False
+        )
+        algorithm = make_algorithm(config, spec)
+        shapes.append({path: x.shape for path, x in named(variable_shapes(algorithm)).items()})
+    assert all(each == shapes[0] for each in shapes)
+
+
+@pytest.mark.parametrize(
+    "fields, remedy",
+    [
+        ({"scale_rewards": True}, "scale_rewards is on here but off there.*scale_rewards=False"),
+        ({"ema_steps": 64}, "ema_steps is on here but off there.*ema_steps 0"),
+        ({"normalize_observations": True}, "add normalize_observations=False"),
+    ],
+)
+def test_a_run_with_other_statistics_names_the_flag(fields: dict[str, Any], remedy: str) -> None:
+    there = str(runs.finished(runs.CARTPOLE))
+    with pytest.raises(jaxrl_dist.ConfigError, match=remedy) as error:
+        first(init_from=there, **fields)
+    assert "init_parts policy,policy_torso,value,value_torso" in str(error.value)
+    first(init_from=there, init_parts="policy,policy_torso,value,value_torso", **fields)
+
+
+def test_a_run_without_the_statistics_of_another_names_the_flag(tmp_path: Path) -> None:
+    first(scale_rewards=True, run_dir=str(tmp_path / "run"))
+    with pytest.raises(jaxrl_dist.ConfigError, match=r"off here but on there.*add scale_rewards"):
+        first(init_from=str(tmp_path / "run"))
