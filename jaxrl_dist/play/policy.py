@@ -298,8 +298,7 @@ class Policy:
         if self.algorithm.action_values is not None:
             values, _ = self.algorithm.action_values(variables, obs)
             return values.max(-1)
-        context = Context(None, jnp.float32(END_OF_SCHEDULES))
-        _, _, extras = self.algorithm.policy(variables, obs, core, context)
+        _, _, extras = self.choose(variables, obs, core, None)
         value: jax.Array | None = extras.get("value")
         if value is None or not self.config.scale_rewards:
             return value
