@@ -111,17 +111,13 @@ def check_statistics(config: Train, shapes: Mapping[str, Variables]) -> None:
         there = content["run"].get(name) or None
         if (here is None) == (there is None):
             continue
-        differs = "on here but off there"
         remedy = off
-        if here is None:
-            differs = "off here but on there"
-            remedy = flag(name) if there is True else f"{flag(name)} {there}"
-        networks = ",".join(
-            sorted({part.split("/")[0] for part in arrays.names(shapes[""].params)})
-        )
+        if there is not None:
+            remedy = flag(name) if there is True else " ".join([flag(name), str(there)])
+        parts = sorted({part.split("/")[0] for part in arrays.names(shapes[""].params)})
         raise ConfigError(
-            f"--init-from {config.init_from}: {flag(name)} is {differs}, so the runs keep different "
-            f"statistics; add {remedy}, or load the networks alone with --init-parts {networks}"
+            f"--init-from {config.init_from}: {flag(name)} is on in one of the two runs alone; add "
+            f"{remedy}, or load the networks alone with --init-parts {','.join(parts)}"
         )
 
 
