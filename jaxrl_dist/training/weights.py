@@ -25,7 +25,7 @@ _STATISTICS = {
     "normalize_observations": "--no-normalize-observations",
     "ema_steps": "--ema-steps 0",
 }
-"""Fields of ``Train`` whose wrappers keep statistics, and the flags that turn them off."""
+"""Fields of ``Train`` that ask for wrappers with statistics, and the flags that turn them off."""
 
 
 def load(run_dir: str, shapes: PyTree, parts: str | None, *, some: bool = False) -> PyTree:
