@@ -108,7 +108,7 @@ WORDS = {
     r"\bthose of\b": 27,
     r"\bwhose\b": 173,
     r"\bgoes on\b": 0,
-    r"\bat once\b": 5,
+    r"\bat once\b": 4,
     r"(?<!there )\bis no\b": 1,
     r", too\.": 0,
 }
@@ -148,7 +148,7 @@ CLUMSY = {
     r"\bthose of\b": 27,
     r"\bwhose\b": 46,
     r"\bgoes on\b": 5,
-    r"\bat once\b": 5,
+    r"\bat once\b": 4,
     r"(?<!here )\bis no\b": 2,
     r", too\.": 2,
     r"\bare there\b": 3,
