@@ -113,6 +113,15 @@ class TablePresets:
 # fmt: off
 TABLE: dict[str, dict[str, dict[str, Any]]] = {
     "ppo": {
+        "classic_control": {
+            # RL Zoo's environments and normalisation for Acrobot and MountainCar. CartPole's values
+            # of 100 are out of reach of the first updates, so unscaled rewards make errors of
+            # values into advantages: 2 of 64 seeds ended below 200, and of 128 with these none
+            # below 500. MountainCar, 1M steps: eight of eight seeds reach the goal (-97 to -106),
+            # six without these, four with scaled rewards alone. CartPole with 8 environments
+            # drifted off the track in 1 of 64.
+            "num_envs": 16, "normalize_observations": True, "scale_rewards": True,
+        },
         "continuous": {
             # Schulman et al. (2017), table 3, with minibatches of 256 in place of 64. Unscaled,
             # large returns would drown the policy gradient.

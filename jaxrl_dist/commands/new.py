@@ -126,15 +126,18 @@ def with_values(source: str, values: Fields, run: Fields) -> str:
     def replace(node: ast.expr, value: object) -> None:
         if ast.literal_eval(node) == value:
             return
+        assert node.end_lineno is not None, "ast.parse sets it"
         line = lines[node.lineno - 1]
         before = line[: node.col_offset]
-        after = line[node.end_col_offset :]
+        last = lines[node.end_lineno - 1]
+        after = last[node.end_col_offset :]
         text = spelled(value)
         if len(before + text) > WIDTH and isinstance(value, Mapping):
             indent = " " * (len(before) - len(before.lstrip()))
             rows = (f'{indent}    "{key}": {spelled(one)},\n' for key, one in value.items())
             text = "{\n" + "".join(rows) + indent + "}"
         lines[node.lineno - 1] = before + text + after
+        lines[node.lineno : node.end_lineno] = [""] * (node.end_lineno - node.lineno)
 
     tree = ast.parse(source)
     kind = next(node for node in tree.body if isinstance(node, ast.ClassDef))

@@ -46,7 +46,8 @@ def check_plan(config: Train, algorithm: Algorithm, name: str, num_devices: int)
     for field in marked(config, needs_rollouts=True):
         if getattr(config, field):
             raise ConfigError(
-                f"{flag(field)} does not work with --plan gradients; use --plan asynchronous"
+                f"{flag(field)} does not work with --plan gradients; "
+                "turn it off, or use --plan asynchronous"
             )
     check_sizes(algorithm, config.rollout_length)
 

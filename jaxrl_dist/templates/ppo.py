@@ -65,7 +65,12 @@ class PPO:
     @staticmethod
     def preset(spec: EnvSpec) -> dict[str, Any]:
         """Returns defaults of flags of the run: B and T, and others that --help lists."""
-        return {"num_envs": 8, "rollout_length": 32}
+        return {
+            "num_envs": 16,
+            "rollout_length": 32,
+            "normalize_observations": True,
+            "scale_rewards": True,
+        }
 
     def make(self, spec: EnvSpec) -> Algorithm:
         """Returns the functions of the algorithm, for the spaces of an environment."""

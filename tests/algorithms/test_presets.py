@@ -99,7 +99,7 @@ def test_later_rows_override_earlier_ones() -> None:
 @pytest.mark.parametrize(
     "algorithm, env, fields, scaled",
     [
-        ("ppo", "CartPole-v1", {}, False),
+        ("a2c", "CartPole-v1", {}, False),
         ("ppo", "CartPole-v1", {"core": "gru"}, True),
         ("a2c", "CartPole-v1", {"core": "lstm"}, True),
         ("ppo", "CartPole-v1", {"core": "gru", "scale_rewards": False}, False),
@@ -309,7 +309,7 @@ def test_ppo_with_a_core_has_environments_for_its_minibatches() -> None:
         core: jaxrl_dist.preset("ppo", "CartPole-v1", core=core).num_envs
         for core in ("none", "gru", "attention")
     }
-    assert sizes == {"none": 8, "gru": 32, "attention": 32}
+    assert sizes == {"none": 16, "gru": 32, "attention": 32}
     pendulum = jaxrl_dist.preset("ppo", "Pendulum-v1", core="gru")
     assert (pendulum.num_envs, pendulum.algorithm.num_minibatches) == (32, 8)
     assert jaxrl_dist.preset("appo", "CartPole-v1", core="gru").num_envs == 32

@@ -29,9 +29,11 @@ def test_the_probabilities_are_those_of_the_mixture(policy: jaxrl_dist.Policy) -
     data = jaxrl_dist.record(policy, 200, num_envs=4, random_share=0.25)
     assert data.steps >= 200 and not (data.truncated & (data.reward == 0)).any()
     obs = data.obs[data.valid]
+    core = policy.initial_core(len(obs))
+    context = Context(jnp.arange(1))
     logits = [
         jax.jit(policy.algorithm.log_prob)(
-            policy.variables, jnp.asarray(obs), (), jnp.full(len(obs), a), Context(jnp.arange(1))
+            policy.variables, jnp.asarray(obs), core, jnp.full(len(obs), a), context
         )
         for a in range(2)
     ]
