@@ -154,7 +154,7 @@ class Population:
     """Runs that train together."""
 
     vary: dict[str, str] = setting({})
-    """Values of hyperparameters, such as learning-rate=1e-4,3e-4:
+    """Values of hyperparameters, such as learning-rate=1e-4,3e-4 or hidden-sizes=64,64x64:
     a population with every combination of them."""
     zip: bool = setting(False, needs="vary")
     """Combine the first values of all varied hyperparameters, then the second values, and so on,

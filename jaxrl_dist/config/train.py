@@ -412,9 +412,16 @@ def _texts(vary: Fields) -> dict[str, Any]:
         if hasattr(values, "tolist"):  # an array
             values = values.tolist()
         if isinstance(values, list | tuple | range):
-            values = ",".join(map(str, values))
+            values = ",".join(map(_text, values))
         texts[name] = values
     return texts
+
+
+def _text(value: object) -> str:
+    """Returns a value of ``vary`` as on the command line: 64x64 for several numbers."""
+    if isinstance(value, list | tuple):
+        return "x".join(map(str, value))
+    return str(value)
 
 
 def launch_of(fields: Fields) -> Processes:

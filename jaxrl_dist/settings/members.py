@@ -9,14 +9,15 @@ import io
 import itertools
 import math
 import pathlib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, get_args, get_type_hints
+from typing import NamedTuple, get_args, get_origin, get_type_hints
 
 from jaxrl_dist.algorithms import name_of
 from jaxrl_dist.checks import did_you_mean, flag
 from jaxrl_dist.config.synonyms import hint
 from jaxrl_dist.config.train import ALONE, VARIED, Train
-from jaxrl_dist.config.values import Fields, from_text, marked, varied
+from jaxrl_dist.config.values import Fields, alternatives, from_text, from_texts, marked, varied
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.run.files import MEMBERS, RESULTS
 from jaxrl_dist.run.storage import check_no_links, read_plain
@@ -98,8 +99,16 @@ def _varied(config: Train) -> dict[str, list[object]]:
             raise ConfigError(_refusal(name, known, config.algorithm))
         if name in choices:
             raise ConfigError(f"--vary names {name} twice")
-        choices[name] = [from_text(name, value, known[name]) for value in text.split(",")]
+        choices[name] = [_read(name, value, known[name]) for value in text.split(",")]
     return choices
+
+
+def _read(name: str, text: str, kind: object) -> object:
+    """Reads a value of ``--vary``; several numbers are written as 64x64."""
+    (first, *_), _ = alternatives(kind)
+    if get_origin(first) is not tuple:
+        return from_text(name, text, kind)
+    return from_texts(name, re.split(r"(?<=\d)x(?=\d)", text), kind)
 
 
 def kinds(config: Train) -> dict[str, object]:

@@ -234,8 +234,9 @@ def _without_objects(hyperparameters: Fields, objects: Collection[str], kind: ty
             continue
         if value != _in_json(getattr(kind, name, None)):
             raise ConfigError(
-                f"its {name}, {value}, was a Python object, which no file can hold; pass it again, "
-                f"as in load_policy(run_dir, {name}=...), or name it in an algorithm file of yours"
+                f"its {name}, {value}, was a Python object, which no file can hold; pass it again "
+                f"in Python, as in load_policy(run_dir, {name}=...).evaluate(), because commands "
+                "take one only from the algorithm file that has trained the run"
             )
         del values[name]
     return values

@@ -859,6 +859,14 @@ def test_settings_are_a_product_or_go_in_step() -> None:
     assert [(x["learning_rate"], x["num_epochs"]) for x in zipped] == [(1e-3, 1), (1e-4, 2)]
 
 
+def test_sizes_of_networks_vary() -> None:
+    for sizes in ("4,8x8", [(4,), (8, 8)]):
+        varied = members(config(vary={"hidden_sizes": sizes}).checked())
+        assert [member.config.algorithm.hidden_sizes for member in varied] == [(4,), (8, 8)]
+    with pytest.raises(ConfigError, match=r"num_epochs: '2x2' is not a whole number"):
+        members(config(vary={"num_epochs": "2x2"}).checked())
+
+
 def dqns(**vary: str) -> list[Any]:
     """The hyperparameters of the members that a DQN with an epsilon and its repetition has."""
     run = Train(DQN(ez_greedy=True, epsilon_end=0.2), "CartPole-v1", total_env_steps=600, vary=vary)
