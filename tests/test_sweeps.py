@@ -26,7 +26,6 @@ import jaxrl_dist
 from jaxrl_dist import cli
 from jaxrl_dist.commands import request, tuning
 from jaxrl_dist.commands.tuning import by_optuna, by_ray
-from jaxrl_dist.training.rows import Row
 
 SCRIPTS = runs.ROOT / "scripts"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(runs.ROOT), "PYTHONUNBUFFERED": "1"}
@@ -205,23 +204,6 @@ def test_ranges_and_choices_of_a_tuner() -> None:
         "learning-rate": (1e-5, 1.0, True), "num-epochs": (1, 4, False), "activation": ("tanh", "relu"),
         "gae-lambda": (0.0, 1.0, False),
     }  # fmt: skip
-
-
-def test_a_signal_during_a_batch_leaves_its_trials_open(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Members of a later program have not begun, and have no directory."""
-    monkeypatch.setattr(
-        tuning,
-        "prepare_trials",
-        lambda run, trials, run_dir: SimpleNamespace(
-            reports=lambda stop: iter(()), rows=[Row(str(x), x, {}) for x in range(len(trials))]
-        ),
-    )
-    run = request.parse(["ppo", "--env", "CartPole-v1"])
-    trials = [{"num-epochs": 1}, {"num-epochs": 2}]
-    (tmp_path / "members/000").mkdir(parents=True)
-    assert by_optuna._train(run, trials, tmp_path, lambda: True) == []
 
 
 def sweep_by_optuna(monkeypatch: pytest.MonkeyPatch, path: Path, trials: int) -> int:

@@ -176,7 +176,7 @@ def _suggest(trial: optuna.Trial, name: str, space: Space) -> Any:
 def _train(
     run: Request, trials: Sequence[Values], run_dir: pathlib.Path, stop: Callable[[], bool]
 ) -> list[Outcome]:
-    """Trains a batch of trials, equal ones once; returns nothing once ``stop`` is True.
+    """Trains a batch of trials, equal ones once.
 
     Raises:
       ConfigError: none can run, for a reason that has nothing to do with their values.
@@ -192,8 +192,6 @@ def _train(
     with contextlib.suppress(DivergedError):  # all of them
         for _ in population.reports(stop=stop):
             pass
-    if stop():  # some may not have begun; another sweep repeats the batch
-        return []
     _, scores = scored(population.rows)
     folders = [run_dir / MEMBERS / row.member for row in population.rows]
     outcomes = [Outcome(*pair) for pair in zip(scores, folders, strict=True)]
