@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
+from jaxrl_dist.algorithms.actor_critic import (
+    ActorCritic,
+    ActorCriticConfig,
+    actor_critic,
+    explained_variance,
+)
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
@@ -74,12 +79,17 @@ class PPO(ActorCriticConfig):
 
         def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
             advantage, value_target = self.estimate(net, variables, rollout)
+            explained = explained_variance(rollout, value_target)
             if self.normalize_advantages:
                 centred = advantage - mesh.global_mean(advantage, rollout.valid)
                 std = jnp.sqrt(mesh.global_mean(jnp.square(centred), rollout.valid) + 1e-8)
                 advantage = centred / jnp.maximum(std, SMALLEST_STD)
             return net.examples(
-                rollout, **rollout.extras, advantage=advantage, value_target=value_target
+                rollout,
+                **rollout.extras,
+                advantage=advantage,
+                value_target=value_target,
+                explained=explained,
             )
 
         def loss(
@@ -99,6 +109,8 @@ class PPO(ActorCriticConfig):
                     value_loss, 0.5 * jnp.square(batch["value"] + step - batch["value_target"])
                 )
             further = {
+                "value/mean": value,
+                "value/explained_variance": batch["explained"],
                 # The low-variance estimator k3 of Schulman (2020),
                 # http://joschu.net/blog/kl-approx.html
                 "policy/approx_kl": ratio - 1 - log_ratio,
