@@ -150,6 +150,48 @@ def test_the_documented_algorithm_can_be_tried_by_hand(example: types.ModuleType
     assert names["batch"]["weight"].shape == (15,)
 
 
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_the_documented_file_lets_the_entropy_bonus_fall(core: str) -> None:
+    module = types.ModuleType("documented_fading")
+    sys.modules[module.__name__] = module
+    exec(
+        next(block for block in blocks("docs/adding-an-algorithm.md") if "FadingPPO" in block),
+        module.__dict__,
+    )
+    fields = {"hidden_sizes": (4,), "core": core, "entropy_coefficient": 0.5}
+    algorithm = module.FadingPPO(**fields, entropy_steps=200).make(spec())
+    base = config_class("ppo")(**fields).make(spec())
+    variables = algorithm.init(jax.random.key(0))
+    rollout = random_rollout(base, spec(), 5, 3)
+    batch = mesh.by_hand(algorithm.postprocess)(variables, rollout, Context())
+    whole, _, aux = base.loss(variables, batch, Context())
+    for step, left in ((0.0, 1.0), (50.0, 0.75), (300.0, 0.0)):
+        losses, _, faded = algorithm.loss(variables, batch, Context(env_step=step))
+        bonus = 0.5 * (1 - left) * aux.metrics["policy/entropy"]
+        np.testing.assert_allclose(losses, whole + bonus, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(faded.metrics["entropy/weight"], 0.5 * left, rtol=1e-6)
+
+
+def test_the_documented_frame_of_pandas_has_all_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for member in range(2):
+        folder = tmp_path / "runs/ppo/members" / f"{member:03d}"
+        folder.mkdir(parents=True)
+        lines = [
+            {"env_steps": 100 * i + member, "iteration": i, "episode/return": i + member}
+            for i in (1, 2)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    exec(next(block for block in blocks("docs/metrics.md") if "pandas" in block), {})
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [
+        ["1", "1.5", "0.707107", "2"],
+        ["2", "2.5", "0.707107", "2"],
+    ]
+
+
 @pytest.mark.case  # test_the_readme_s_python_runs
 def test_the_documented_change_of_ppo_adds_its_penalty() -> None:
     module = types.ModuleType("documented_change")
