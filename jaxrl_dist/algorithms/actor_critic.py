@@ -16,7 +16,6 @@ from jaxrl_dist.lazy import (
     distributions,
     jax,
     jnp,
-    mesh,
     networks,
     observations,
     optax,
@@ -299,21 +298,6 @@ def actor_critic(config: ActorCriticConfig, spec: EnvSpec) -> ActorCritic:
     )
 
 
-def explained_variance(rollout: Rollout, value_target: jax.Array) -> jax.Array:
-    """Returns which share of the variance of a rollout's value targets ``[T, B]`` its values
-    explain, for each step: 1 - Var(targets - values) / Var(targets), or 0 if the targets are equal.
-    """
-
-    def variance(x: jax.Array) -> jax.Array:
-        centred = x - mesh.global_mean(x, rollout.valid)
-        return mesh.global_mean(jnp.square(centred), rollout.valid)
-
-    whole = variance(value_target)
-    rest = variance(value_target - rollout.extras["value"])
-    share = jnp.where(whole > 0, 1 - rest / jnp.maximum(whole, 1e-30), 0.0)
-    return jnp.full_like(value_target, share)
-
-
 def policy_gradient(
     config: ActorCriticConfig,
     spec: EnvSpec,
@@ -330,13 +314,7 @@ def policy_gradient(
     def postprocess(variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         values = net.values(variables, rollout)
         advantage = returns.gae(*rollout.outcomes, values, config.discount, gae_lambda)
-        value_target = advantage + values[:-1]
-        return net.examples(
-            rollout,
-            advantage=advantage,
-            value_target=value_target,
-            explained=explained_variance(rollout, value_target),
-        )
+        return net.examples(rollout, advantage=advantage, value_target=advantage + values[:-1])
 
     def loss(
         variables: Variables, batch: PyTree, context: Context
@@ -344,12 +322,7 @@ def policy_gradient(
         distribution, value = net.evaluate(variables.params, batch)
         policy_loss = -distribution.log_prob(batch["action"]) * batch["advantage"]
         value_loss = 0.5 * jnp.square(value - batch["value_target"])
-        total, metrics = config.combined(
-            policy_loss,
-            value_loss,
-            distribution.entropy(),
-            **{"value/mean": value, "value/explained_variance": batch["explained"]},
-        )
+        total, metrics = config.combined(policy_loss, value_loss, distribution.entropy())
         return total, batch["valid"], Aux(metrics)
 
     return Algorithm(postprocess=postprocess, loss=loss, optimizer=optimizer, **net.acting())

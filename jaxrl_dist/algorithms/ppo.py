@@ -6,12 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_dist.algorithms.actor_critic import (
-    ActorCritic,
-    ActorCriticConfig,
-    actor_critic,
-    explained_variance,
-)
+from jaxrl_dist.algorithms.actor_critic import ActorCritic, ActorCriticConfig, actor_critic
 from jaxrl_dist.config.values import setting
 from jaxrl_dist.lazy import jax, jnp, mesh, returns
 from jaxrl_dist.types import Algorithm, Aux, Context, EnvSpec, PyTree, Rollout, Variables
@@ -136,3 +131,18 @@ class PPO(ActorCriticConfig):
             done=None if self.target_kl is None else too_far,
             **net.acting(),
         )
+
+
+def explained_variance(rollout: Rollout, value_target: jax.Array) -> jax.Array:
+    """Returns which share of the variance of a rollout's value targets ``[T, B]`` its values
+    explain, for each step: 1 - Var(targets - values) / Var(targets), or 0 if the targets are equal.
+    """
+
+    def variance(x: jax.Array) -> jax.Array:
+        centred = x - mesh.global_mean(x, rollout.valid)
+        return mesh.global_mean(jnp.square(centred), rollout.valid)
+
+    whole = variance(value_target)
+    rest = variance(value_target - rollout.extras["value"])
+    share = jnp.where(whole > 0, 1 - rest / jnp.maximum(whole, 1e-30), 0.0)
+    return jnp.full_like(value_target, share)
