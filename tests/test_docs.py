@@ -326,6 +326,7 @@ def test_the_documented_auxiliary_loss_trains_the_torso() -> None:
         "value": zeros,
         "advantage": zeros,
         "value_target": zeros,
+        "explained": zeros,
         "reward": reward,
     }
     losses, _, aux = algorithm.loss(variables, batch, Context())
