@@ -358,7 +358,8 @@ def critic_network(
         ]
         if not action_size:
             values = [one.reshape(*one.shape[:-1], num_actions, size) for one in values]
-        if size > 1:
+        # one critic's value loses its axis first: XLA rounds the two orders differently
+        if num_atoms is not None and (size > 1 or num_critics > 1):
             return jnp.stack(values)
         outputs = jnp.stack([one[..., 0] for one in values])
         return outputs if num_atoms is None else outputs[..., None]
