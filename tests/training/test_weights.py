@@ -227,7 +227,12 @@ def test_algorithms_of_a_row_have_equal_networks(env: str, names: tuple[str, ...
     spec = find_env(jaxrl_dist.preset("ppo", env)).spec
     for name in names:
         config = jaxrl_dist.preset(
-            name, env, hidden_sizes=(8,), scale_rewards=False, normalize_observations=False
+            name,
+            env,
+            hidden_sizes=(8,),
+            scale_rewards=False,
+            normalize_observations=False,
+            plan="on_device",
         )
         algorithm = make_algorithm(config, spec)
         shapes.append({path: x.shape for path, x in named(variable_shapes(algorithm)).items()})
