@@ -105,7 +105,6 @@ class PPO(ActorCriticConfig):
                 )
             further = {
                 "value/mean": value,
-                "value/explained_variance": batch["explained"],
                 # The low-variance estimator k3 of Schulman (2020),
                 # http://joschu.net/blog/kl-approx.html
                 "policy/approx_kl": ratio - 1 - log_ratio,
@@ -113,6 +112,8 @@ class PPO(ActorCriticConfig):
                     jnp.float32
                 ),
             }
+            if "explained" in batch:  # a batch of the user's may lack it
+                further["value/explained_variance"] = batch["explained"]
             total, metrics = self.combined(
                 policy_loss, value_loss, distribution.entropy(), **further
             )

@@ -17,7 +17,7 @@ from flax import nnx
 from probes import acted, box, random_rollout, spec
 
 import jaxrl_dist
-from jaxrl_dist import cli
+from jaxrl_dist import cli, mesh
 from jaxrl_dist.algorithms import config_class
 from jaxrl_dist.errors import ConfigError
 from jaxrl_dist.memory.ring import windows
@@ -135,7 +135,7 @@ def test_every_algorithm_learns_by_it(name: str) -> None:
         rollout = windows(rollout, algorithm.window)
     keys = jax.random.split(jax.random.key(0), rollout.reward.shape[1])
     target = algorithm.initial_target(variables.params)
-    batch = jax.jit(algorithm.postprocess)(variables, rollout, Context(keys, target=target))
+    batch = mesh.by_hand(algorithm.postprocess)(variables, rollout, Context(keys, target=target))
 
     def total(params: Any) -> jax.Array:
         examples = jax.random.split(jax.random.key(1), len(jax.tree.leaves(batch)[0]))
