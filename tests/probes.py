@@ -22,6 +22,7 @@ from jaxrl_dist import mesh as meshes
 from jaxrl_dist import spaces as spaces_of
 from jaxrl_dist.actors.pool import PoolOptions
 from jaxrl_dist.actors.step import after_step
+from jaxrl_dist.algorithms.ppo import PPO
 from jaxrl_dist.config.train import Train
 from jaxrl_dist.envs.source import EnvSource, find
 from jaxrl_dist.learners.policies import combined_learner
@@ -189,7 +190,7 @@ def make_session(
     source = find(source) if isinstance(source, str) else source
     sizes = {"num_envs": num_envs, "rollout_length": rollout_length}
     steps = {"total_env_steps": total_env_steps, "report_interval": report_interval}
-    config: Train[Any] = Train("ppo", plan="on_device", **sizes, **steps, seed=seed)
+    config: Train[Any] = Train(PPO(), plan="on_device", **sizes, **steps, seed=seed)
     job = Job(
         config=config,
         algorithm={"": algorithm},

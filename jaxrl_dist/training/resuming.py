@@ -15,7 +15,7 @@ import jax
 
 from jaxrl_dist.checks import flag, unit
 from jaxrl_dist.config.plans import PLANS
-from jaxrl_dist.config.train import CONFIG_FILE, RESUMABLE, Train
+from jaxrl_dist.config.train import CONFIG_FILE, OWN, RESUMABLE, Train
 from jaxrl_dist.envs.source import EnvSource
 from jaxrl_dist.errors import (
     CheckpointError,
@@ -433,6 +433,31 @@ def _check_same(
     return bool(about["config"]["run"]["checkpoint_replay"])
 
 
+def _with_later_fields(stored: Mapping[str, Any], config: Train) -> dict[str, Any]:
+    """Returns what a run's file stores, with the defaults of fields that later versions have."""
+
+    def defaults(algorithm: object) -> Mapping[str, Any]:
+        content: Mapping[str, Any] = json.loads(
+            json.dumps(to_json(Train(type(algorithm)(), config.env)))
+        )
+        return content
+
+    plain = defaults(config.algorithm)
+    filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}
+    for name, part in getattr(config.algorithm, "configs", {}).items():
+        policy = filled["hyperparameters"].get(name)
+        if isinstance(policy, dict):
+            values = defaults(part.algorithm)
+            own = {field: values["run"][field] for field in OWN}
+            hyperparameters = {**values["hyperparameters"], **policy["hyperparameters"]}
+            filled["hyperparameters"][name] = {
+                **own,
+                **policy,
+                "hyperparameters": hyperparameters,
+            }
+    return {**stored, **filled}
+
+
 def _check_config(
     config: Train, spec: EnvSpec, stored: Mapping[str, Any], allowed: Collection[str]
 ) -> None:
@@ -447,10 +472,7 @@ def _check_config(
       LookupError, TypeError, ValueError: ``stored`` is damaged.
     """
     current = json.loads(json.dumps(to_json(config, spec)))
-    plain = json.loads(json.dumps(to_json(Train(type(config.algorithm)(), config.env))))
-    # A later version may have more fields.
-    filled = {part: {**plain[part], **stored[part]} for part in ("hyperparameters", "run")}
-    for name, old, new in differences({**stored, **filled}, current):
+    for name, old, new in differences(_with_later_fields(stored, config), current):
         if name not in allowed:
             hint = ALLOWS if name == "env_options" else "give the run's value, or start a new run"
             raise ConfigError(f"{flag(name)} is {new}, but the run to resume has {old}; {hint}")

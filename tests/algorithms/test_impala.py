@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from probes import acted, assert_close, perturbed, random_rollout, spec
 
+from jaxrl_dist import mesh
 from jaxrl_dist.algorithms.actor_critic import actor_critic
 from jaxrl_dist.algorithms.appo import APPO
 from jaxrl_dist.algorithms.impala import IMPALA
@@ -151,7 +152,7 @@ def test_appo_estimates(core: str) -> None:
     vs, advantage = naive_vtrace(
         w, values, rhos, config.discount, config.gae_lambda, config.clip_rho, config.clip_c
     )
-    batch = jax.jit(algorithm.postprocess)(variables, w, Context())
+    batch = mesh.by_hand(algorithm.postprocess)(variables, w, Context())
     for name, expected in {"advantage": advantage, "value_target": vs}.items():
         found = np.asarray(batch[name]).reshape(B, T).T
         np.testing.assert_allclose(found[w.valid], expected[w.valid], rtol=1e-4, atol=1e-4)

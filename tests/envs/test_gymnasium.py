@@ -673,9 +673,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_no_file_chooses_what_is_imported(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = runs.read_json(Path("run/config.json"))["run"]
     assert config["env"] == f"gymnasium:{module}:make" and config["env_workers"] == "processes"
-    message = (
-        f"no file may choose code to run; name its environment yourself, with --env {module}:make"
-    )
+    message = f"no file may choose code to run, or a port that other machines reach; name its environment yourself, with --env {module}:make"
     for command in (
         "evaluate run",
         "train --config run",
@@ -714,7 +712,7 @@ def test_a_run_of_ones_own_environment_is_resumed_by_naming_it(
     run_dir, more = shutil.copytree("run", tmp_path / "run"), "--total-env-steps 640 --quiet"
     sys.modules.pop(module, None)
     for flags, message in {
-        "": f"no file may choose code to run; name its environment yourself, with --env {module}:make",
+        "": f"no file may choose code to run, or a port that other machines reach; name its environment yourself, with --env {module}:make",
         "--env CartPole-v1": "has no option 'p_crash'",
         f"--env {module}:mke": "has no function 'mke' (did you mean 'make'?)",
         f"--env {module}:make --num-envs 16": "resume keeps --num-envs",

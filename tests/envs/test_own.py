@@ -167,8 +167,9 @@ def test_a_module_makes_one_for_the_command_line(
     assert config["env_options"] == {"length": "0.4", "with_params": "true"}
     assert cli.main(["evaluate", str(run_dir), "--episodes", "2"]) == 2
     assert (
-        "no file may choose code to run; name its environment yourself" in capsys.readouterr().err
-    )
+        "no file may choose code to run, or a port that other machines reach; name its environment "
+        "yourself"
+    ) in capsys.readouterr().err
     assert cli.main(["evaluate", str(run_dir), "--env", "own:cartpole", "--episodes", "2"]) == 0
     summary = runs.read_json(run_dir / "summary.json")["evaluation"]
     assert f"return {summary['return_mean']:.4g} " in capsys.readouterr().out

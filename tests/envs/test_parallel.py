@@ -615,7 +615,9 @@ def test_check_env_plays_them(capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["check-env", "flock:Strict", "--env-options", f"masks={masks}"]) == 0, (
             capsys.readouterr().out
         )
-        note, _ = capsys.readouterr().out.splitlines()
+        # its episodes all have one length, which the second note tells
+        note, lengths, _ = capsys.readouterr().out.splitlines()
+        assert "after exactly 6 steps" in lengths
         assert (
             "part 'action_mask'" if masks == "part" else "info['action_mask']"
         ) in note and "are legal" in note

@@ -26,6 +26,9 @@ def named(tree: Any) -> dict[str, np.ndarray]:
     return dict(zip(arrays.names(tree), jax.tree.leaves(tree), strict=True))
 
 
+RAW = {"scale_rewards": False, "normalize_observations": False}
+
+
 def first(**fields: Any) -> dict[str, np.ndarray]:
     """The variables of a run that has learnt nothing: its learning rate is too small to change
     any.
@@ -251,14 +254,14 @@ def test_algorithms_of_a_row_have_equal_networks(env: str, names: tuple[str, ...
     ],
 )
 def test_a_run_with_other_statistics_names_the_flag(fields: dict[str, Any], remedy: str) -> None:
-    there = str(runs.finished(runs.CARTPOLE))
+    there = str(runs.finished(f"{runs.CARTPOLE} --no-scale-rewards --no-normalize-observations"))
     with pytest.raises(jaxrl_dist.ConfigError, match=remedy) as error:
-        first(init_from=there, **fields)
+        first(init_from=there, **RAW | fields)
     assert "init_parts policy,policy_torso,value,value_torso" in str(error.value)
-    first(init_from=there, init_parts="policy,policy_torso,value,value_torso", **fields)
+    first(init_from=there, init_parts="policy,policy_torso,value,value_torso", **RAW | fields)
 
 
 def test_a_run_without_the_statistics_of_another_names_the_flag(tmp_path: Path) -> None:
-    first(scale_rewards=True, run_dir=str(tmp_path / "run"))
+    first(**RAW | {"scale_rewards": True}, run_dir=str(tmp_path / "run"))
     with pytest.raises(jaxrl_dist.ConfigError, match="runs alone; add scale_rewards, or"):
-        first(init_from=str(tmp_path / "run"))
+        first(init_from=str(tmp_path / "run"), **RAW)
