@@ -63,7 +63,7 @@ def run(args: Sequence[str]) -> int:
 
     access.check_installed("jaxrl-dist serve")
     access.check_origins(options.allow_origin)
-    token, made = access.find_token(options.token_file)
+    token = access.find_token(options.token_file)
     policies = _policies(options)
 
     from jaxrl_dist.play import serving
@@ -77,7 +77,7 @@ def run(args: Sequence[str]) -> int:
     def ready(port: int) -> None:
         host = f"[{options.host}]" if ":" in options.host else options.host
         line: dict[str, Any] = {"url": f"http://{host}:{port}", "port": port}
-        if made:
+        if options.token_file is None:
             line["token"] = token
         print(visible(json.dumps(line)), flush=True)
 

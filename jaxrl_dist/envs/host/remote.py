@@ -192,7 +192,7 @@ def _close(address: str) -> None:
 def _token(address: str, file: str | None) -> str:
     """Returns the token of an address."""
     try:
-        return find_token(file)[0]
+        return find_token(file)
     except ConfigError as error:
         raise ConfigError(f"{TOKEN_FILE}: {error.text}") from None
 

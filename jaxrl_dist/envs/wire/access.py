@@ -9,11 +9,12 @@ import os
 import pathlib
 import re
 import secrets
+import stat
 from typing import NamedTuple
 
 from jaxrl_dist.checks import install_extra, shown
 from jaxrl_dist.envs.wire.encoding import WireError
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, say
 
 MIN_TOKEN = 16
 """Characters of a token, at least."""
@@ -90,8 +91,8 @@ def check_origins(origins: tuple[str, ...]) -> None:
             )
 
 
-def find_token(file: str | None) -> tuple[str, bool]:
-    """Returns the token, and whether it was made just now.
+def find_token(file: str | None) -> str:
+    """Returns the token; warns of a file that others can read.
 
     Args:
       file: a file that holds it, or that is written with mode 0600 if there is none; None: it is
@@ -102,17 +103,18 @@ def find_token(file: str | None) -> tuple[str, bool]:
     """
     made = secrets.token_urlsafe(24)
     if file is None:
-        return made, True
+        return made
     try:
         with contextlib.suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with os.fdopen(os.open(file, flags, 0o600), "w", encoding="ascii") as content:
                 content.write(f"{made}\n")
-            return made, True
+            return made
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file} is not a file; name another", "token_file")
         with open(file, "rb") as content:
             token = content.read(MAX_TOKEN + 2).rstrip(b"\r\n")
+            others = stat.S_IMODE(os.fstat(content.fileno()).st_mode) & 0o077
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; name another file", "token_file") from None
     if not re.fullmatch(rb"[!-~]{%d,%d}" % (MIN_TOKEN, MAX_TOKEN), token):
@@ -121,7 +123,9 @@ def find_token(file: str | None) -> tuple[str, bool]:
             "characters without spaces; delete it, and a new one is written",
             "token_file",
         )
-    return token.decode("ascii"), False
+    if others:
+        say(f"warning: others can read the token in {file}; run chmod 600 {file}")
+    return token.decode("ascii")
 
 
 def check_installed(what: str) -> None:
