@@ -217,7 +217,7 @@ class Remote:
     A new episode takes the place that has been free for longest. A place takes invalid steps while
     it has no episode, or while its client does not answer in time, so that the others continue. For
     the learner, an episode is truncated there at its last observation. If the client answers later,
-    the episode continues without the step in between.
+    a replay memory that holds the actions of clients gets the whole step; others lose it.
     """
 
     def __init__(
@@ -245,6 +245,10 @@ class Remote:
         self._options = _options(texts)
         self._timeout = timeout
         self._steps = 0
+        self._ends = 0
+        """Episodes that clients have terminated."""
+        self._lost_ends = 0
+        """Those of which the last step came too late to be learnt from."""
         self._limit = spec.max_episode_steps or np.inf
         self._episodes: list[Episode | None] = [None] * num_envs
         self._free = list(range(num_envs))
@@ -255,6 +259,8 @@ class Remote:
 
     def _clear(self) -> None:
         self._obs = spaces.zeros(self.spec.observation, self.num_envs)
+        self._sent = spaces.zeros(self.spec.action, self.num_envs)
+        """The last action of each place that its client knows."""
         self._acting = np.zeros(self.num_envs, bool)
         """Where the policy has seen the newest observation of an episode, and acts on it."""
         self._counter = episodes.EpisodeCounter(self.num_envs, self.spec.info_metrics)
@@ -313,6 +319,9 @@ class Remote:
             }
             for row, episode in awaited.items():
                 self._clients.answer(episode, action=self._native(checked, row))
+            rows = np.array(list(awaited), int)
+            sent = jax.tree.map(lambda x: np.asarray(x)[rows], action)
+            spaces.write_rows(rows, self._sent, sent)
 
             def answered() -> bool:
                 return all(
@@ -322,7 +331,7 @@ class Remote:
 
             _wait(self._clients, answered, self._options.wait_seconds)
             self._wait_for_any()
-            return self._take(awaited, action)
+            return self._take(awaited)
 
     def close(self) -> None:
         self._clients.remove(self)
@@ -367,11 +376,11 @@ class Remote:
                 f"environments for {self._timeout:g} s (--env-timeout)"
             )
 
-    def _take(
-        self, awaited: Mapping[int, Episode], action: PyTree = ()
-    ) -> tuple[Timestep, EpisodeStats]:
-        """Takes the moves of all episodes; the steps of those that were ``awaited`` are valid."""
-        taken = jax.tree.map(np.array, action) if self.spec.logs_actions else ()
+    def _take(self, awaited: Mapping[int, Episode]) -> tuple[Timestep, EpisodeStats]:
+        """Takes the moves of all episodes; the steps of those that were ``awaited`` are valid. Late
+        ones are, if the learner takes the action that was sent for the newest one.
+        """
+        taken = jax.tree.map(np.copy, self._sent) if self.spec.logs_actions else ()
         valid = np.zeros(self.num_envs, bool)
         moves: dict[int, Move] = {}
         self._acting[:] = False
@@ -381,13 +390,15 @@ class Remote:
             episode.fresh = False
             self._acting[row] = True
             moves[row] = episode.move
-            valid[row] = awaited.get(row) is episode
+            late = self.spec.logs_actions and episode.move.step > 0
+            valid[row] = late or awaited.get(row) is episode
             spaces.write_rows(np.array([row]), self._obs, episode.move.observation)
             if valid[row] and episode.move.action is not None:
                 spaces.write_rows(np.array([row]), taken, episode.move.action)
         reward = self._rows(moves, lambda move: move.reward, np.float32(0))
         moved = self._rows(moves, lambda move: move.step > 0)
         terminated = self._rows(moves, lambda move: move.terminated)
+        self._count_ends(terminated, valid)
         told = terminated | self._rows(moves, lambda move: move.truncated)
         over = told | (moved & (self._counter.length + 1 >= self._limit))
         info = {
@@ -403,6 +414,18 @@ class Remote:
         valid, terminated, truncated = outcome(~valid, terminated, over)
         reward = np.where(valid, reward, np.float32(0))
         return Timestep(obs, reward, terminated, truncated, valid, taken), ended
+
+    def _count_ends(self, terminated: np.ndarray, valid: np.ndarray) -> None:
+        """Warns each time that the ends which are not learnt from have doubled."""
+        before = self._lost_ends
+        self._ends += int(terminated.sum())
+        self._lost_ends += int((terminated & ~valid).sum())
+        if self._lost_ends.bit_length() > before.bit_length():
+            say(
+                f"warning: {self._lost_ends} of {self._ends} terminated episodes ended later than "
+                f"wait_seconds ({self._options.wait_seconds:g} s) after their last action, so the "
+                "policy does not learn from these ends; raise --env-options wait_seconds"
+            )
 
     def _rows(
         self,
