@@ -72,6 +72,17 @@ async def described(url: str, token: str) -> Any:
         return await response.json()
 
 
+async def begin(url: str, token: str, requests: list[dict[str, Any]]) -> None:
+    """Begins the episodes of these requests."""
+    content = pack([request | {"first": True} for request in requests], Format.MSGPACK)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": Format.MSGPACK.value}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/act", data=content, headers=headers) as response,
+    ):
+        response.raise_for_status()
+
+
 def blank(part: spaces.Part) -> np.ndarray:
     """Returns an observation of zeros, or of the least values of what begins elsewhere."""
     if isinstance(part, spaces.Box):
@@ -91,6 +102,7 @@ def measure(first: dict[str, Any], clients: int, seconds: float) -> None:
     if name:
         request["policy"] = name
     requests = [request | {"episode": f"episode {number}"} for number in range(clients)]
+    asyncio.run(begin(url, token, requests))
     with multiprocessing.get_context("spawn").Pool(clients) as pool:
 
         def taken_by(kind: str, seconds: float) -> list[list[float]]:

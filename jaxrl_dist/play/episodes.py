@@ -8,13 +8,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from jaxrl_dist.checks import shown
-from jaxrl_dist.envs.wire.encoding import WireError
+from jaxrl_dist.envs.wire.encoding import WireError, check_name
 from jaxrl_dist.types import PyTree
-
-MAX_NAME = 200
-"""Characters of an episode's id."""
-DROPPED = 2**16
-"""Ids of dropped episodes that are remembered."""
 
 
 @dataclasses.dataclass
@@ -32,12 +27,18 @@ class Episodes:
     room for another.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, remembers: bool) -> None:
+        """Prepares it.
+
+        Args:
+          remembers: whether an action depends on the earlier steps, so that an episode begins only
+            if its client says so.
+        """
         self._most = most
+        self._remembers = remembers
         # the longest idle first
         self._memories = collections.OrderedDict[str, Memory]()
         self._busy = set[str]()
-        self._dropped = collections.OrderedDict[str, None]()
 
     @contextlib.contextmanager
     def step(self, name: str, first: bool | None) -> Iterator[Memory]:
@@ -46,17 +47,17 @@ class Episodes:
         If the block fails, the episode stays as it was.
 
         Args:
-          first: whether the episode begins; None: it does if its id is new.
+          first: whether the episode begins; None: it does if its id is new, and the policy does
+            not remember.
 
         Raises:
-          WireError: it was dropped, has not begun, or already waits for an action.
+          WireError: it was dropped or has not begun, or it already waits for an action.
         """
-        if not 1 <= len(name) <= MAX_NAME:
-            raise WireError(f"an episode's id has 1 to {MAX_NAME} characters; send another id")
+        check_name(name)
         self._check_idle(name)
         memory = Memory()
         if not first:
-            memory = self._known(name, begun=first is False)
+            memory = self._known(name, begun=self._remembers or first is False)
         self._busy.add(name)
         try:
             yield memory
@@ -73,7 +74,6 @@ class Episodes:
         """
         self._check_idle(name)
         self._memories.pop(name, None)
-        self._dropped.pop(name, None)
 
     def _check_idle(self, name: str) -> None:
         if name in self._busy:
@@ -85,25 +85,16 @@ class Episodes:
 
     def _known(self, name: str, *, begun: bool) -> Memory:
         """Returns the memory of an episode, a new one if it need not have ``begun``."""
-        if name in self._dropped:
-            raise WireError(
-                f"episode {shown(name)} was dropped, because {self._most} others were played since; "
-                "begin it again with first: true, or serve with a larger --max-episodes",
-                410,
-            )
         if begun and name not in self._memories:
             raise WireError(
-                f"episode {shown(name)} has not begun; send its first observation with first: true",
+                f"episode {shown(name)} has not begun, or was dropped for {self._most} newer ones; "
+                "send its first observation with first: true, or raise --max-episodes",
                 410,
             )
         return self._memories.get(name, Memory())
 
     def _store(self, name: str, memory: Memory) -> None:
-        self._dropped.pop(name, None)
         self._memories[name] = memory
         self._memories.move_to_end(name)
         if len(self._memories) > self._most:
-            oldest, _ = self._memories.popitem(last=False)
-            self._dropped[oldest] = None
-        if len(self._dropped) > DROPPED:
-            self._dropped.popitem(last=False)
+            self._memories.popitem(last=False)

@@ -59,7 +59,10 @@ class Desk:
           max_episodes: of each policy, as ``Episodes``.
         """
         self._policies = policies
-        self._episodes = {name: Episodes(max_episodes) for name in policies}
+        self._episodes = {
+            name: Episodes(max_episodes, remembers=policy.has_core)
+            for name, policy in policies.items()
+        }
         self._waiting = collections.deque[_Waiting]()
         self._arrived = asyncio.Event()
         self._requests = 0
@@ -131,7 +134,8 @@ class Desk:
             chosen = await self._chosen(name, Row(obs, draw=(0, self._requests % 2**32)))
         answer = {"action": chosen.action}
         if wants_extras:
-            answer |= chosen.extras
+            # JSON holds finite numbers only
+            answer |= {name: x if np.isfinite(x) else None for name, x in chosen.extras.items()}
         return answer
 
     async def _chosen(self, policy: str, row: Row) -> Chosen:

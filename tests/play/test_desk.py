@@ -16,7 +16,7 @@ import pytest
 from jaxrl_dist.envs.wire import encoding
 from jaxrl_dist.envs.wire.access import Access
 from jaxrl_dist.envs.wire.encoding import Format, WireError
-from jaxrl_dist.play import episodes, serving
+from jaxrl_dist.play import serving
 from jaxrl_dist.play.episodes import Episodes
 from jaxrl_dist.play.served import Chosen, Row
 from jaxrl_dist.spaces import Box
@@ -89,15 +89,15 @@ def step(name: str, **more: Any) -> dict[str, Any]:
 
 def test_an_episode_is_remembered_until_it_ends_or_begins_again() -> None:
     said = answers(
+        step("a", first=True),
         step("a"),
-        step("a"),
-        step("b"),
+        step("b", first=True),
         step("a", first=False),
         step("a", first=True),
         step("a", end=True),
-        step("a"),
+        step("a", first=True),
         {"episode": "a", "end": True},
-        step("a"),
+        step("a", first=True),
         {"episode": "none", "end": True},
         policy=Counting(has_core=True),
     )
@@ -107,7 +107,9 @@ def test_an_episode_is_remembered_until_it_ends_or_begins_again() -> None:
 
 def test_the_longest_idle_episode_is_dropped_and_says_so() -> None:
     said = answers(
-        *(step(name) for name in "abcad"),  # b is idle for longest
+        *(step(name, first=True) for name in "abc"),
+        step("a"),
+        step("d", first=True),  # b is idle for longest
         step("b"),
         step("a"),
         step("b", first=False),
@@ -116,28 +118,35 @@ def test_the_longest_idle_episode_is_dropped_and_says_so() -> None:
         step("c"),
         policy=Counting(has_core=True),
     )
-    assert said[5].startswith("410 episode 'b' was dropped, because 3 others")
-    assert "--max-episodes" in said[5] and said[7].startswith("410 episode 'b' was dropped")
+    assert said[5].startswith("410 episode 'b' has not begun, or was dropped for 3 newer ones")
+    assert "--max-episodes" in said[5] and said[7].startswith("410 episode 'b'")
     assert [answer["action"] for answer in (said[6], *said[8:10])] == [2, 0, 1]
     assert said[10].startswith("410 episode 'c'")
 
 
-def test_dropped_episodes_are_forgotten_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "DROPPED", 2)
-    memory = Episodes(1)
-    for name in "abcde":
-        with memory.step(name, None) as now:
-            now.core = name
-    with pytest.raises(WireError), memory.step("d", None):
-        pass
-    with pytest.raises(WireError, match="has not begun"), memory.step("a", first=False):
-        pass
-    with memory.step("a", None) as now:
-        assert now.core is None
+def test_no_episode_continues_with_an_empty_memory() -> None:
+    memory = Episodes(1, remembers=True)
+    for number in range(2**16 + 3):  # any number of others
+        with memory.step(f"episode {number}", first=True) as now:
+            now.core = number
+    for name in ("episode 0", "episode 1", "new"):
+        with pytest.raises(WireError, match="first: true"), memory.step(name, None):
+            pass
+
+
+def test_a_policy_without_memory_takes_any_episode() -> None:
+    said = answers(*(step(name) for name in "abcda"), step("e", first=False))
+    assert [answer["action"] for answer in said[:5]] == [0] * 5
+    assert said[5].startswith("410 episode 'e' has not begun")
 
 
 def test_a_failed_step_leaves_an_episode_as_it_was() -> None:
-    said = answers(step("a"), step("a", obs=[13.0, 0.0]), step("a"), policy=Counting(has_core=True))
+    said = answers(
+        step("a", first=True),
+        step("a", obs=[13.0, 0.0]),
+        step("a"),
+        policy=Counting(has_core=True),
+    )
     assert said[0]["action"] == 0 and said[1].startswith("500 ") and said[2]["action"] == 1
 
 
@@ -147,7 +156,7 @@ def test_requests_of_an_episode_come_one_after_the_other() -> None:
     desk = serving.Desk({"": policy}, 3)  # type: ignore[dict-item]
 
     async def work() -> list[Any]:
-        first = asyncio.create_task(desk.answer(step("a")))
+        first = asyncio.create_task(desk.answer(step("a", first=True)))
         await asyncio.sleep(0.05)
         seen: list[Any] = []
         for message in (step("a"), step("a", first=True), {"episode": "a", "end": True}):
@@ -164,7 +173,7 @@ def test_requests_of_an_episode_come_one_after_the_other() -> None:
 def test_the_reward_is_read_after_the_first_step() -> None:
     policy = Counting(has_core=True, reads_reward=True)
     said = answers(
-        step("a", reward=5),
+        step("a", first=True, reward=5),
         step("a", reward=2),
         step("a"),
         step("a", reward=1e300),
@@ -275,7 +284,8 @@ def test_a_socket_plays_an_episode() -> None:
         async with session.ws_connect(f"{url}/socket") as socket:
             await socket.send_json({"token": TOKEN})
             seen = [await socket.receive_json()]
-            for message in (step("a"), {"obs": 1}, step("a"), {"episode": "a", "end": True}):
+            begin = step("a", first=True)
+            for message in (begin, {"obs": 1}, step("a"), {"episode": "a", "end": True}):
                 await socket.send_json(message)
                 seen.append(await socket.receive_json())
             return seen
@@ -315,6 +325,7 @@ REFUSED: dict[str, tuple[Any, int]] = {
     "a huge shape": ({"obs": {"dtype": "float32", "shape": [2**60], "data": ""}}, 400),
     "an id that is a number": ({"obs": OBS, "episode": 1}, 400),
     "an empty id": ({"obs": OBS, "episode": ""}, 400),
+    "half a pair as an id": (b'{"obs": [0, 1], "episode": "\\ud800"}', 400),
     "a long id": ({"obs": OBS, "episode": "a" * 201}, 400),
     "first that is a number": ({"obs": OBS, "episode": "a", "first": 1}, 400),
     "an end of nothing": ({"end": True}, 400),
@@ -385,6 +396,14 @@ def test_a_policy_is_named_where_there_are_several() -> None:
     assert said[2] == {"action": 0} and len(both["right"].batches) == 1
 
 
+def test_extras_that_are_not_finite_are_null() -> None:
+    class Certain(Counting):
+        def __call__(self, rows: Sequence[Row]) -> list[Chosen]:
+            return [Chosen(np.int32(0), None, {"value": np.float32("-inf")}) for _ in rows]
+
+    assert answers({"obs": OBS, "extras": True}, policy=Certain()) == [{"action": 0, "value": None}]
+
+
 def test_a_policy_that_remembers_needs_an_episode() -> None:
     [said] = answers({"obs": OBS}, policy=Counting(has_core=True))
     assert "remembers" in said and "send an id" in said
@@ -426,17 +445,21 @@ def test_a_client_that_leaves_harms_nobody() -> None:
     async def client(session: aiohttp.ClientSession, url: str) -> Any:
         policy.gate.clear()
         for _ in range(20):
-            gone = asyncio.create_task(session.post(f"{url}/act", json=step("a"), headers=BEARER))
+            gone = asyncio.create_task(
+                session.post(f"{url}/act", json=step("a", first=True), headers=BEARER)
+            )
             await asyncio.sleep(0.01)
             gone.cancel()
             socket = await session.ws_connect(f"{url}/socket")
             await socket.send_json({"token": TOKEN})
             await socket.receive()
-            await socket.send_json(step("b"))
+            await socket.send_json(step("b", first=True))
             assert socket._conn is not None and socket._conn.transport is not None
             socket._conn.transport.abort()
         policy.gate.set()
-        async with session.post(f"{url}/act", json=step("c"), headers=BEARER) as response:
+        async with session.post(
+            f"{url}/act", json=step("c", first=True), headers=BEARER
+        ) as response:
             return await response.json()
 
     assert with_server(client, policy) == {"action": 0}

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -22,9 +22,9 @@ from jaxrl_dist.checks import shown
 from jaxrl_dist.envs import episodes
 from jaxrl_dist.envs.wire import server
 from jaxrl_dist.envs.wire.access import Access
-from jaxrl_dist.envs.wire.encoding import Format, WireError, fields, read
+from jaxrl_dist.envs.wire.encoding import Format, WireError, check_name, fields, read
 from jaxrl_dist.envs.wire.spaces import interface_to_json, space_from_json
-from jaxrl_dist.errors import ConfigError
+from jaxrl_dist.errors import ConfigError, one_line, say
 from jaxrl_dist.spaces import Interface, Space
 from jaxrl_dist.types import PyTree
 
@@ -36,8 +36,8 @@ LATER: dict[str, tuple[type, ...]] = {
 }
 """Fields of its later messages."""
 LARGEST = float(np.finfo(np.float32).max)
-MAX_NAME = 200
-"""Letters of an episode's name, at most."""
+MAX_STEP = 2**31
+"""Steps of an episode, fewer than these."""
 START_SECONDS = 30.0
 MAX_WAITING = 1000
 """Episodes that may wait for an environment."""
@@ -67,10 +67,14 @@ class Link:
 
     async def write(self) -> None:
         """Sends all answers, until the client takes none any more."""
-        with contextlib.suppress(ConnectionError):
+        try:
             while True:
                 await server.send(self.socket, await self.answers.get(), self.format)
-        await self.socket.close()
+        except ConnectionError:
+            await self.socket.close()
+        except Exception as error:
+            say(f"error: an answer failed: {one_line(error)}")
+            await self.socket.close(code=1011)  # "internal error"
 
 
 @dataclasses.dataclass(eq=False)
@@ -205,7 +209,8 @@ class Clients:
         link = Link(socket, first.format)
         writer = asyncio.create_task(link.write())
         try:
-            self._greet(first.message)
+            with _shallow():
+                self._greet(first.message)
             link.answers.put_nowait({"ready": True})
             async for received in server.messages(socket):
                 await self._receive(link, received.message)
@@ -245,24 +250,19 @@ class Clients:
     async def _receive(self, link: Link, message: Any) -> None:
         """Takes a client's word of a step, or refuses it."""
         try:
-            with self.changed:
+            with _shallow(), self.changed:
                 self._continue(link, fields(message, LATER))
                 self.changed.notify_all()
         except WireError as error:
             await server.refuse(link.socket, error, link.format)
-        except RecursionError:
-            problem = WireError("the message has too many parts inside each other; send fewer")
-            await server.refuse(link.socket, problem, link.format)
 
     def _continue(self, link: Link, given: Mapping[str, Any]) -> None:
         """Begins or continues an episode."""
         name = given.get("episode", "")
         step = given.get("step", -1)
-        if not 0 < len(name) <= MAX_NAME or step < 0:
-            raise WireError(
-                "a message needs episode, a text of its own, and step, the number of actions "
-                "taken in the episode"
-            )
+        check_name(name)
+        if not 0 <= step < MAX_STEP:
+            raise WireError("a message needs step, the number of actions taken in the episode")
         episode = self._episodes.get(name)
         if episode is None and step > 0:  # it has been given up
             link.answers.put_nowait({"episode": name, "step": step, "reset": True})
@@ -271,15 +271,21 @@ class Clients:
                 raise WireError(
                     f"{MAX_WAITING} episodes wait already; play fewer, or raise --num-envs"
                 )
-            self._episodes[name] = Episode(name, link, self._move(given))
+            self._episodes[name] = Episode(name, link, self._move(given, {}))
             self._waiting.append(self._episodes[name])
             self.fill()
         elif step == episode.move.step:  # the client has come back
+            again = self._read("observation", given.get("obs"), "obs")
+            if not _equal(again, episode.move.observation):
+                raise WireError(
+                    f"episode {shown(name)} had another observation at step {step}; name each "
+                    "episode anew, as with a UUID"
+                )
             episode.link = link
             if episode.answer is not None:
                 link.answers.put_nowait(episode.answer)
         elif step == episode.move.step + 1 and episode.answer is not None:
-            episode.move = self._move(given)
+            episode.move = self._move(given, episode.move.observation)
             episode.link = link
             episode.answer = None
             episode.fresh = True
@@ -289,7 +295,12 @@ class Clients:
                 "after the answer to the one before"
             )
 
-    def _move(self, given: Mapping[str, Any]) -> Move:
+    def _move(self, given: Mapping[str, Any], before: PyTree) -> Move:
+        """Returns what a message says of a step.
+
+        Args:
+          before: the observation before the step.
+        """
         assert self.interface is not None, "the first message sets it"
         step = given["step"]
         reward = given.get("reward", None if step else 0.0)
@@ -310,6 +321,7 @@ class Clients:
                     "the run with --env-options log_action=true"
                 )
             action = self._read("action", action, "log_action")
+            self._check_action(action, before)
         return Move(
             step,
             self._read("observation", given["obs"], "obs"),
@@ -327,6 +339,23 @@ class Clients:
             lambda part, x: spaces.counted(part, x[None])[0], space, read(space, value, path=path)
         )
 
+    def _check_action(self, action: PyTree, before: PyTree) -> None:
+        """Refuses an action outside of its bounds, or one that the mask before the step forbids."""
+        interface = self.interface
+        assert interface is not None, "the first message sets it"
+        if not _equal(spaces.clipped(interface.action, action), action):
+            raise WireError("log_action is outside of the bounds of the actions; send one within")
+        if interface.mask is None or not before:
+            return
+        sizes = spaces.num_choices(interface.action)
+        allowed = np.split(before[interface.mask][-sum(sizes) :], np.cumsum(sizes)[:-1])
+        for flags, choice in zip(allowed, np.ravel(action), strict=True):
+            if flags.any() and not flags[choice]:
+                raise WireError(
+                    f"log_action is illegal by {interface.mask} of the step before; send the "
+                    "action that was taken"
+                )
+
     def _lose(self, link: Link) -> None:
         """Notes that a connection is lost."""
         with self.changed:
@@ -338,6 +367,19 @@ class Clients:
                         self.end(episode)
             self.fill()
             self.changed.notify_all()
+
+
+@contextlib.contextmanager
+def _shallow() -> Iterator[None]:
+    """Refuses a message of which the depth is too great for the block."""
+    try:
+        yield
+    except RecursionError:
+        raise WireError("the message has too many parts inside each other; send fewer") from None
+
+
+def _equal(one: PyTree, other: PyTree) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
 def _described(interface: Interface) -> str:

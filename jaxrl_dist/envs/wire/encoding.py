@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import itertools
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -30,6 +31,18 @@ class WireError(ValueError):
         super().__init__(" ".join(message.split()))
         self.status = status
         """Status of HTTP."""
+
+
+MAX_NAME = 200
+"""Characters of an episode's name, at most."""
+
+
+def check_name(name: str) -> None:
+    """Refuses the name of an episode that is empty, long, or not text in any format."""
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise WireError(
+            f"an episode's name has 1 to {MAX_NAME} printable characters; send another name"
+        )
 
 
 class Format(enum.Enum):
@@ -173,7 +186,7 @@ def _array(part: Part, value: Any, path: str) -> np.ndarray:
     if isinstance(value, dict):
         given = _of_map(value, path)
     else:
-        given = _of_lists(value, path, wanted)
+        given = _of_lists(value, part.native_shape, path, wanted)
     allowed = "fiu" if part.dtype.kind == "f" else "iub"
     if given.dtype.kind not in allowed and given.size:
         raise WireError(f"{path} holds {given.dtype}; send {wanted}")
@@ -191,16 +204,19 @@ def _array(part: Part, value: Any, path: str) -> np.ndarray:
     return array
 
 
-def _of_lists(value: Any, path: str, wanted: str) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise WireError(
-            f"{path} holds lists of different lengths or depths; send {wanted}"
-        ) from None
-    if array.dtype.kind not in "fiub":
+def _of_lists(value: Any, shape: tuple[int, ...], path: str, wanted: str) -> np.ndarray:
+    """Returns the array that nested lists hold; numpy sees numbers only, and as many as fit."""
+    values = [value]
+    for size in shape:
+        if not all(type(x) is list and len(x) == size for x in values):
+            raise WireError(f"{path} does not hold lists of the shape {list(shape)}; send {wanted}")
+        values = list(itertools.chain.from_iterable(values))
+    array = None
+    if {bool, int, float}.issuperset(map(type, values)):
+        array = np.array(values)
+    if array is None or array.dtype.kind == "O":  # numpy has no such integer
         raise WireError(f"{path} holds something else than numbers; send {wanted}")
-    return array
+    return array.reshape(shape)
 
 
 def _of_map(value: dict[Any, Any], path: str) -> np.ndarray:

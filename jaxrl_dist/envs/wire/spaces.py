@@ -17,6 +17,8 @@ from jaxrl_dist.spaces import Box, Discrete, Interface, MultiDiscrete, Space
 Json: TypeAlias = Any
 """A value in JSON, which others may have written."""
 DTYPES = {np.dtype(code).name for code in "?bBhHiIqQefd"}
+MAX_NUMBERS = 2**24
+"""Numbers in an observation or action, at most; a message holds no more."""
 MAX_AXES = 32
 """Axes of an array of numpy; further ones are not read, so that the array has another shape."""
 
@@ -114,7 +116,7 @@ def space_from_json(stored: Json) -> Space:
 def _box_from_json(stored: Json) -> Box:
     shape = tuple(map(_count, stored["shape"][:MAX_AXES]))
     name = stored["dtype"]
-    if name not in DTYPES or math.prod(shape) > 2**30:
+    if name not in DTYPES or math.prod(shape) > MAX_NUMBERS:
         raise ValueError("not a dtype or shape of observations")
     low = _bound_from_json(stored["low"], shape, name)
     high = _bound_from_json(stored["high"], shape, name)
@@ -141,7 +143,16 @@ def _bound_from_json(value: Json, shape: tuple[int, ...], dtype: str) -> np.ndar
     else:
         bound = np.array(float(value))
     with np.errstate(over="ignore", invalid="ignore"):
-        return bound.astype(dtype)
+        cast = bound.astype(dtype)
+    if cast.dtype.kind in "iu":
+        limits = np.iinfo(cast.dtype)
+        lowest = np.isneginf(bound) | (bound == limits.min)
+        highest = np.isposinf(bound) | (bound == limits.max)
+        if np.any((cast != bound) & ~lowest & ~highest):
+            raise ValueError("not bounds of this dtype")
+        cast[lowest] = limits.min
+        cast[highest] = limits.max
+    return cast
 
 
 def _start(value: Json) -> int:
