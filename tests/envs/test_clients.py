@@ -53,6 +53,7 @@ STORED = json.dumps({**SPACES, "mask": None, "both_sides": False, "tuples": []})
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     file = tmp_path / "token"
     file.write_text(TOKEN)
+    file.chmod(0o600)
     monkeypatch.setenv(remote.TOKEN_FILE, str(file))
     yield
     left = list(remote._ports)
@@ -145,6 +146,7 @@ class Game:
     def __init__(self, source: EnvSource, num_envs: int) -> None:
         self.env = source.host(num_envs, 0)
         self.size = num_envs
+        self.dtype = getattr(source.spec.action, "dtype", None)
         self._thread = ThreadPoolExecutor(1)
 
     def reset(self) -> Any:
@@ -287,7 +289,9 @@ def test_a_new_episode_takes_the_place_of_a_lost_one(address: str) -> None:
         other.close()
 
 
-def test_a_slow_client_does_not_stop_others(address: str) -> None:
+def test_a_slow_client_does_not_stop_others(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with played(source(address, wait_seconds=0.05), 2) as game, clients(address, 2) as (fast, slow):
         first = game.reset()
         fast.begin("fast", 0, 0)
@@ -307,6 +311,32 @@ def test_a_slow_client_does_not_stop_others(address: str) -> None:
         step, ended = stepped.result(SECONDS)
         assert step.valid.tolist() == [True, False] and not step.terminated.any()
         assert ended.return_sum.tolist() == [0, 1]
+    assert "warning: 1 of 1 terminated episodes ended later" in capsys.readouterr().err
+
+
+def test_a_late_step_is_learnt_with_its_action(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = source(address, wait_seconds=0.05, log_action=True)
+    with played(options, 2) as game, clients(address, 2) as (fast, slow):
+        fast.begin("fast", 0, 0)
+        slow.begin("slow", 1, 1)
+        time.sleep(0.1)  # both are there
+        game.reset().result(SECONDS)
+        for number, action in enumerate([2, 1, 1]):  # the slow client gets the first one
+            stepped = game.step(0, action)
+            fast.receive()
+            if number == 2:
+                slow.step("slow", 1, 2, 2, terminated=True)
+                time.sleep(0.02)
+            fast.step("fast", number + 1, 0, 0)
+            step, _ = stepped.result(SECONDS)
+            assert step.valid.tolist() == [True, number == 2]
+            np.testing.assert_array_equal(step.obs[1], [2, 2] if number == 2 else [1, 1])
+        assert step.action.tolist() == [0, 2] and step.reward.tolist() == [1, 1]
+        assert step.terminated.tolist() == [False, True]
+        assert slow.receive()["action"] == 2
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_a_place_is_given_up_after_the_time_limit(address: str) -> None:
@@ -401,6 +431,9 @@ BAD: dict[str, Any] = {
     "step as text": {"episode": "a", "step": "1", "obs": [1, 1], "reward": 0},
     "later step": {"episode": "a", "step": 2, "obs": [1, 1], "reward": 0},
     "negative step": {"episode": "a", "step": -1, "obs": [1, 1], "reward": 0},
+    "later than any step": {"episode": "b", "step": 10**40, "obs": [1, 1], "reward": 0},
+    "half a pair": '{"episode": "\\ud800", "step": 5, "obs": [1, 1], "reward": 0}',
+    "the name of another": {"episode": "a", "step": 0, "obs": [9, 9]},
     "long name": {"episode": "a" * 1000, "step": 0, "obs": [1, 1]},
     "no observation": {"episode": "a", "step": 1, "reward": 0},
     "wrong shape": {"episode": "a", "step": 1, "obs": [1], "reward": 0},
@@ -456,6 +489,44 @@ def test_bad_messages_are_refused_and_training_continues(address: str) -> None:
         assert stepped.result(SECONDS)[0].valid.all()
 
 
+CHOICES = {"n": 3, "start": 0}
+BOUNDED = {"shape": [1], "dtype": "float32", "low": -1, "high": 1}
+MASKED = {
+    "parts": {
+        "action_mask": {"shape": [3], "dtype": "bool", "low": 0, "high": 1},
+        "x": {**BOUNDED, "low": "-inf", "high": "inf"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    "observation, action, obs, takes, refused, names",
+    [
+        (SPACES["observation"], BOUNDED, [1, 1], [0.5], [50.0], "outside of the bounds"),
+        (MASKED, CHOICES, {"action_mask": [1, 0, 1], "x": [0]}, 2, 1, "illegal by action_mask"),
+    ],
+)
+def test_actions_that_nobody_can_take_are_refused(
+    observation: Any, action: Any, obs: Any, takes: Any, refused: Any, names: str, address: str
+) -> None:
+    mask = "action_mask" if "parts" in observation else None
+    spaces = {"observation": observation, "action": action}
+    stored = json.dumps({**spaces, "mask": mask, "both_sides": False, "tuples": []})
+    with played(source(address, spaces=stored, log_action=True), 1) as game:
+        client = Client(address, **spaces).ready()
+        first = game.reset()
+        client.send(episode="a", step=0, obs=obs)
+        first.result(SECONDS)
+        stepped = game._thread.submit(game.env.step, np.zeros((1, *np.shape(takes)), game.dtype))
+        client.receive()
+        said = {"episode": "a", "step": 1, "obs": obs, "reward": 0}
+        client.send(**said, log_action=refused)
+        assert names in client.receive()["error"]
+        client.send(**said, log_action=takes)
+        assert stepped.result(SECONDS)[0].action.tolist() == [takes]
+        client.close()
+
+
 def test_an_oversized_message_ends_its_connection_only(address: str) -> None:
     with played(source(address), 1) as game, clients(address, 2) as (client, large):
         first = game.reset()
@@ -470,6 +541,11 @@ def test_an_oversized_message_ends_its_connection_only(address: str) -> None:
         assert stepped.result(SECONDS)[0].valid.all()
 
 
+PARTS: Any = {"n": 2, "start": 0}
+for _ in range(400):
+    PARTS = {"parts": {"a": PARTS}}
+
+
 @pytest.mark.parametrize(
     "first, names",
     [
@@ -481,6 +557,9 @@ def test_an_oversized_message_ends_its_connection_only(address: str) -> None:
         ({"observation": {"shape": [2]}}, "spaces"),
         ({"observation": {"parts": {}}}, "spaces"),
         ({"action": []}, "action"),
+        ({"observation": {"shape": [2], "dtype": "uint8", "low": 0, "high": 256}}, "spaces"),
+        ({"observation": {**SPACES["observation"], "shape": [2**13, 2**12]}}, "spaces"),
+        ({"observation": PARTS}, "parts inside each other"),
         ({"extra": 1}, "extra"),
     ],
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import json
 import os
+import resource
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from jaxrl_dist.envs.wire import access, encoding, server
+from jaxrl_dist.envs.wire import access, encoding, server, spaces
 from jaxrl_dist.envs.wire.access import Access
 from jaxrl_dist.envs.wire.encoding import Format, WireError
 from jaxrl_dist.errors import ConfigError
@@ -87,6 +89,7 @@ REFUSED_VALUES = {
     "a text": (FLOATS, "12"),
     "null": (FLOATS, None),
     "texts": (FLOATS, ["1", "2"]),
+    "texts of which numpy makes terabytes": (FLOATS, ["1" * 10**6] + [""] * 10**6),
     "one too many": (FLOATS, [1, 2, 3]),
     "a number": (FLOATS, 1.0),
     "of other lengths": (FLOATS, [[1], [1, 2]]),
@@ -179,18 +182,47 @@ def test_fields_name_what_is_wrong() -> None:
             encoding.fields(message, kinds)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "uint64"])
+def test_bounds_of_integers_are_those_of_their_dtype(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    box: dict[str, Any] = {"shape": [2], "dtype": dtype}
+    whole = spaces.space_from_json({**box, "low": "-inf", "high": "inf"})
+    assert isinstance(whole, Box)
+    assert (whole.low == limits.min).all() and (whole.high == limits.max).all()
+    again = spaces.space_from_json(spaces.space_to_json(whole))
+    assert isinstance(again, Box) and (again.high == limits.max).all()
+    for bounds in (
+        {"low": 0, "high": 2.0**65},
+        {"low": 0.5, "high": 1},
+        {"low": 0, "high": [1, 1e30]},
+    ):
+        with pytest.raises(ValueError, match="bounds"):
+            spaces.space_from_json({**box, **bounds})
+
+
 # --- Access ---------------------------------------------------------------------------------------
 
 
 def test_a_token_is_made_written_and_read(tmp_path: Path) -> None:
-    one, made = access.find_token(None)
-    other, _ = access.find_token(None)
-    assert made and one != other and len(one) >= 32
+    one = access.find_token(None)
+    assert one != access.find_token(None) and len(one) >= 32
     file = tmp_path / "token"
-    token, made = access.find_token(str(file))
-    assert made and file.read_text() == f"{token}\n"
+    token = access.find_token(str(file))
+    assert file.read_text() == f"{token}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert access.find_token(str(file)) == (token, False)
+    assert access.find_token(str(file)) == token
+
+
+def test_a_token_that_others_can_read_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token"
+    token = access.find_token(str(file))
+    assert access.find_token(str(file)) == token and not capsys.readouterr().err
+    file.chmod(0o644)
+    assert access.find_token(str(file)) == token
+    warning = capsys.readouterr().err
+    assert f"chmod 600 {file}" in warning and token not in warning
 
 
 @pytest.mark.parametrize(
@@ -240,6 +272,8 @@ async def echoes(request: web.Request) -> web.WebSocketResponse:
     if first is not None:
         await server.send(socket, *first)
         async for message, format in server.messages(socket):
+            if message == "fail":
+                raise RuntimeError("a fault")
             await server.send(socket, message, format)
     return socket
 
@@ -462,6 +496,67 @@ def test_a_socket_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_large_message_closes_a_socket() -> None:
     assert over_socket(FIRST, "1" * 1001)[1] == 1009
+
+
+def test_a_first_message_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "FIRST_BYTES", 100)
+    first = json.dumps({"token": TOKEN, "game": "x" * 100})
+    assert json.loads(over_socket(first)[0])["status"] == 413
+    assert over_socket(FIRST, first)[1] == first
+
+
+def test_a_fault_closes_a_socket(capsys: pytest.CaptureFixture[str]) -> None:
+    async def client(session: aiohttp.ClientSession, url: str) -> Any:
+        async with session.ws_connect(f"{url}/socket") as socket:
+            answers = await say_to(socket, FIRST, '"fail"')
+            return json.loads(answers[1])["status"], (await socket.receive()).data
+
+    assert with_port(client) == (500, 1011)
+    assert "a fault" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /echo HTTP/1.1\r\nHost: x\r\n"])
+def test_a_connection_without_a_request_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "READ_SECONDS", -0.8)
+
+    async def client(session: aiohttp.ClientSession, url: str) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        async with session.get(f"{url}/about", headers=BEARER) as response:
+            return response.status
+
+    assert with_port(client) == 200
+
+
+def test_surplus_connections_are_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (16, 16))
+
+    async def client(session: aiohttp.ClientSession, url: str) -> tuple[int, int]:
+        async with session.get(f"{url}/about", headers=BEARER) as response:
+            await response.read()
+        port = int(url.rpartition(":")[2])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        ends = await asyncio.gather(
+            *(asyncio.wait_for(reader.read(), 1) for reader, _ in opened), return_exceptions=True
+        )
+        for _, writer in opened:
+            writer.close()
+        async with session.get(f"{url}/about", headers=BEARER) as response:
+            return ends.count(b""), response.status
+
+    closed, status = with_port(client)
+    assert 4 <= closed <= 6 and status == 200
+
+
+def test_a_lack_of_files_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    handle = server._LoopErrors()
+    for _ in range(3):
+        handle(None, {"exception": OSError(errno.EMFILE, "too many open files")})  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("ulimit") == 1
 
 
 def test_a_page_from_elsewhere_gets_no_socket() -> None:

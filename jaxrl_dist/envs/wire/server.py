@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from jaxrl_dist.errors import ConfigError, one_line, say
 
 MAX_BYTES = 2**24
 """Bytes of a message, at most, unless a user says otherwise."""
+FIRST_BYTES = 2**18
+"""Bytes of the first message of a web socket, at most: nobody has checked its token yet."""
 READ_SECONDS = 10.0
 """Seconds in which a body, or the first message of a web socket, must be there, and in which a
 client must take an answer."""
@@ -25,7 +28,12 @@ HEARTBEAT_SECONDS = 60.0
 """Seconds after which a silent web socket is asked whether it is still there; it is closed unless
 it answers within half of them."""
 ACCESS = web.AppKey("access", Access)
-_SOCKETS = web.AppKey("sockets", weakref.WeakSet[web.WebSocketResponse])
+_SOCKETS = web.AppKey(
+    "sockets", weakref.WeakValueDictionary[asyncio.BaseProtocol, web.WebSocketResponse]
+)
+"""The web sockets, by their connections."""
+_TRUSTED = web.AppKey("trusted", weakref.WeakSet[asyncio.BaseTransport])
+"""The connections that have shown the token."""
 
 _silent = logging.getLogger("jaxrl_dist.wire")  # aiohttp prints what malformed requests do
 _silent.addHandler(logging.NullHandler())
@@ -40,7 +48,8 @@ def application(access: Access, max_bytes: int = MAX_BYTES) -> web.Application:
     """
     app = web.Application(middlewares=[_guard], client_max_size=max_bytes)
     app[ACCESS] = access
-    app[_SOCKETS] = weakref.WeakSet()
+    app[_SOCKETS] = weakref.WeakValueDictionary()
+    app[_TRUSTED] = weakref.WeakSet()
     return app
 
 
@@ -62,6 +71,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             may_open_socket = upgrades and request.method == "GET"
             if not may_open_socket:
                 access.check_header(authorization)
+                _trust(request)
             response = await handler(request)
             if not isinstance(response, web.WebSocketResponse):  # nobody has checked the token
                 access.check_header(authorization)
@@ -75,12 +85,24 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception as error:
         say(f"error: a request failed: {one_line(error)}")
-        response = _refused(WireError("the server failed; its own output says why", 500))
+        failure = WireError("the server failed; its own output says why", 500)
+        socket = request.app[_SOCKETS].get(request.protocol)
+        if socket is not None:
+            await refuse(socket, failure, Format.JSON)
+            await socket.close(code=1011)  # "internal error"
+            return socket
+        response = _refused(failure)
     if origin is not None and not response.prepared:
         response.headers["Access-Control-Allow-Origin"] = origin
         response.headers["Access-Control-Allow-Headers"] = "Authorization, Content-Type"
         response.headers["Vary"] = "Origin"
     return response
+
+
+def _trust(request: web.Request) -> None:
+    """Lets the connection of a request stay, which has shown the token."""
+    if request.transport is not None:
+        request.app[_TRUSTED].add(request.transport)
 
 
 _REMEDIES = {
@@ -94,6 +116,8 @@ def _refused(error: WireError) -> web.Response:
     response = web.json_response(refusal(error), status=error.status)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 408:
+        response.force_close()
     return response
 
 
@@ -151,7 +175,7 @@ async def open_socket(
     if not socket.can_prepare(request).ok:
         raise WireError("this path is for web sockets; connect with ws://", 426)
     await socket.prepare(request)
-    request.app[_SOCKETS].add(socket)
+    request.app[_SOCKETS][request.protocol] = socket
     format = Format.JSON
     try:
         async with asyncio.timeout(READ_SECONDS):
@@ -159,9 +183,12 @@ async def open_socket(
         if content is None:
             return socket, None
         format = _format(content)
+        if len(content) > FIRST_BYTES:
+            raise WireError(f"the first message has over {FIRST_BYTES} bytes; send less in it", 413)
         message = unpack(content, format)
         token = message.pop("token", None) if isinstance(message, dict) else None
         request.app[ACCESS].check_token(token)
+        _trust(request)
         return socket, Received(message, format)
     except TimeoutError:
         await refuse(socket, WireError("no first message came; send the token in it", 408), format)
@@ -251,7 +278,7 @@ async def listening(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await drained()
-        for socket in set(app[_SOCKETS]):
+        for socket in list(app[_SOCKETS].values()):
             await socket.close(code=1001)  # "going away"
 
     app.on_shutdown.append(close_sockets)
@@ -261,12 +288,54 @@ async def listening(
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            listener = await _listener(app, runner, host, port)
         except (OSError, UnicodeError, OverflowError) as error:
             raise _unusable(error, host, port) from None
-        yield runner.addresses[0][1]
+        try:
+            yield listener.sockets[0].getsockname()[1]
+        finally:
+            listener.close()
     finally:
         await runner.cleanup()
+
+
+async def _listener(
+    app: web.Application, runner: web.AppRunner, host: str, port: int
+) -> asyncio.Server:
+    """Returns a server that closes connections which do not show the token in time, and immediately
+    those for which the process would lack files.
+    """
+    server = runner.server
+    assert server is not None, "the runner is set up"
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loop = asyncio.get_running_loop()
+
+    def close_unless_trusted(connection: web.RequestHandler) -> None:
+        if connection.transport not in app[_TRUSTED]:
+            connection.force_close()
+
+    def connect() -> asyncio.BaseProtocol:
+        connection = server()
+        crowded = len(server.connections) >= files // 2
+        delay = 0.0 if crowded else READ_SECONDS + 1.0  # a refusal comes first
+        loop.call_later(delay, close_unless_trusted, connection)
+        return connection
+
+    loop.set_exception_handler(_LoopErrors())
+    return await loop.create_server(connect, host, port, backlog=min(128, files // 8))
+
+
+class _LoopErrors:
+    """Says once that files lack, where asyncio repeats it without end."""
+
+    said = False
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif not self.said:
+            self.said = True
+            say("warning: too many files are open for more connections; raise ulimit -n")
 
 
 def _unusable(error: Exception, host: str, port: int) -> ConfigError:
