@@ -134,8 +134,9 @@ class Desk:
             chosen = await self._chosen(name, Row(obs, draw=(0, self._requests % 2**32)))
         answer = {"action": chosen.action}
         if wants_extras:
-            # JSON holds finite numbers only
-            answer |= {name: x if np.isfinite(x) else None for name, x in chosen.extras.items()}
+            answer |= chosen.extras
+            infinite = [name for name, x in chosen.extras.items() if not np.isfinite(x)]
+            answer |= dict.fromkeys(infinite)  # null, as JSON holds finite numbers only
         return answer
 
     async def _chosen(self, policy: str, row: Row) -> Chosen:
