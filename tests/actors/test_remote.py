@@ -4,6 +4,7 @@ process costs its last rollout.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import pickle
 import sys
@@ -120,10 +121,17 @@ def test_records_are_those_of_threads(ray: standin.Ray, tmp_path: Path) -> None:
     command = COMMANDS["impala"].replace("--num-actors 2", "--num-actors 1")
     for name, more in (("threads", ""), ("ray", ON_RAY)):
         runs.train(f"{command} {more} --record {tmp_path / name}-data", tmp_path / name)
-    mine, theirs = (Dataset.load(f"{tmp_path / name}-data") for name in ("threads", "ray"))
-    for x, y in zip(jax.tree.leaves(mine.obs), jax.tree.leaves(theirs.obs), strict=True):
-        np.testing.assert_array_equal(x, y)
-    np.testing.assert_array_equal(mine.action, theirs.action)
+
+    def steps(name: str) -> collections.Counter[bytes]:
+        data = Dataset.load(f"{tmp_path / name}-data")
+        rows = zip(data.obs[data.valid], data.action[data.valid], strict=True)
+        return collections.Counter(obs.tobytes() + action.tobytes() for obs, action in rows)
+
+    mine, theirs = sorted((steps("threads"), steps("ray")), key=collections.Counter.total)
+    assert mine.total() > 600
+    assert mine <= theirs
+    # the last rollout may be under way when the learner ends
+    assert theirs.total() - mine.total() <= 64
 
 
 # --- What travels ---------------------------------------------------------------------------------
@@ -274,8 +282,8 @@ def test_restarts_of_environments_count_too(ray: standin.Ray) -> None:
     with pytest.warns(EnvWarning) as caught:
         *_, last = train(config(**fields, on_actor_error="restart", max_restarts=1000))
     texts = [str(one.message) for one in caught]
-    # the newest may be of a rollout that nobody has taken
-    assert 3 <= last.metrics["async/restarts"] <= len(texts) <= last.metrics["async/restarts"] + 2
+    # the newest are of rollouts that nobody has taken: up to two of each actor, each with some
+    assert 3 <= last.metrics["async/restarts"] <= len(texts) <= last.metrics["async/restarts"] + 12
     assert sum("continues in a new process" in text for text in texts) == 1
 
 
