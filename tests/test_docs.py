@@ -777,9 +777,9 @@ def test_the_site_needs_no_network(site: Path) -> None:
         loaded += re.findall(
             r"<link[^>]*\shref=\"([^\"]*)\"[^>]*\srel=\"(?:stylesheet|icon|preconnect)\"", text
         )
-        assert loaded and not [
-            address for address in loaded if re.match(r"(https?:)?//", address)
-        ], page
+        # a client of remote environments, all in one file
+        assert loaded or page.name == "cartpole.html"
+        assert not [address for address in loaded if re.match(r"(https?:)?//", address)], page
         assert not re.search(r"\{\{ \w", text), page
 
 

@@ -702,6 +702,8 @@ class Players:
                 continue
             try:
                 self._episodes(client)
+            except (aiohttp.ClientError, ConnectionError):
+                continue  # the run has ended
             finally:
                 client.close()
 

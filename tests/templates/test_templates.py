@@ -132,6 +132,8 @@ def test_a_file_runs_under_the_plans_of_its_original(name: str, plan: str, file:
         fields = {"data": recorded(env, file.parent / "data"), "total_updates": 4}
     elif (name, plan) == ("ppo", "gradients"):
         fields |= {"num_epochs": 1, "num_minibatches": 1}  # as it needs
+    if name == "ppo" and plan in ("gradients", "offline"):  # which have no rollouts to measure
+        fields |= {"normalize_observations": False, "scale_rewards": False}
     fields |= {"hidden_sizes": (8,), "plan": plan, "report_interval": 512}
     if (name, plan) == ("ppo", "offline"):
         with pytest.raises(ConfigError, match="replay"):
