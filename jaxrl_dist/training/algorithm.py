@@ -83,6 +83,10 @@ def _wrapped(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorit
         # outermost: the others see clipped rewards
         algorithm = wrappers.clip_rewards(algorithm, *bounds)
     if config.her is not None:
+        if config.action_repeat > 1:
+            raise ConfigError(
+                "--her needs the reward of each step, which --action-repeat sums; remove one"
+            )
         # outermost: goals and rewards of the memory are the environment's
         algorithm = wrappers.hindsight(
             algorithm, spec, config.her, config.her_horizon, _goals(config, spec)
@@ -92,10 +96,6 @@ def _wrapped(config: Train, spec: EnvSpec, record_scale: float = 1.0) -> Algorit
 
 def _goals(config: Train, spec: EnvSpec) -> Goals | None:
     """Returns what reaching a goal pays; None: not known."""
-    if config.action_repeat > 1:
-        raise ConfigError(
-            "--her needs the reward of each step, which --action-repeat sums; remove one"
-        )
     if config.goal_reward is not None:
         return goals.parse(config.goal_reward)
     return spec.goals

@@ -16,12 +16,15 @@ REWARD_ERROR = "goal/reward_error"
 replaced; as a share of the reward where that is above 1. An end of the episode that only one of
 them sees counts as 1."""
 
+DRAW = 7
+"""Number of the draws of goals, apart from an algorithm's own draws with the same key."""
+
 
 def hindsight(
     algorithm: Algorithm, spec: EnvSpec, share: float, horizon: int, goals: Goals | None
 ) -> Algorithm:
     """Replaces the goal of a ``share`` of the replayed steps by what the episode achieved in a
-    later step, uniformly drawn from the next ``horizon`` ones, and computes reward and end anew.
+    later step, uniformly drawn from the next ``horizon`` ones. Reward and end are the new goal's.
 
     It must be the outermost wrapper: the others then see the new goals and rewards, and ``goals``
     the environment's own units. Windows of the memory become as long as the horizon. A window that
@@ -77,7 +80,7 @@ class _Hindsight:
 
     def postprocess(self, variables: Variables, rollout: Rollout, context: Context) -> PyTree:
         """Returns the algorithm's own batch, and the error of ``goals``, ``[N]``."""
-        keys = jax.vmap(lambda key: jax.random.fold_in(key, 7))(context.keys)
+        keys = jax.vmap(lambda key: jax.random.fold_in(key, DRAW))(context.keys)
         chance, place = jnp.moveaxis(
             jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys), 1, 0
         )
